@@ -1,0 +1,3 @@
+//! The `conch` command.
+
+fn main() {}

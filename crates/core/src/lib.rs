@@ -1,0 +1,16 @@
+//! The pure half of Conch: everything that *decides*.
+//!
+//! Who may write, which number is next, whether a message is a duplicate, when a turn is over, what is shed. State
+//! machines take time and identifiers as input and return actions; the shell (crate `conch-server`) performs them.
+//!
+//! Deliberately absent: IO, sockets, an async runtime, a clock, randomness. `tests/purity.rs` fails when one of them
+//! creeps in, because the simulation and the model checker run this very code.
+
+pub mod body;
+pub mod conversation;
+pub mod ids;
+pub mod invariant;
+pub mod lease;
+pub mod record;
+pub mod refusal;
+pub mod time;

@@ -1,0 +1,3 @@
+//! The shell around `conch-core`: connections, tasks, clocks.
+
+pub mod seams;

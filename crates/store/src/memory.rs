@@ -1,0 +1,1 @@
+//! The memory store, for tests and the simulation.

@@ -13,4 +13,5 @@ pub mod invariant;
 pub mod lease;
 pub mod record;
 pub mod refusal;
+pub mod sequencer;
 pub mod time;

@@ -15,3 +15,4 @@ pub mod record;
 pub mod refusal;
 pub mod sequencer;
 pub mod time;
+pub mod wire;

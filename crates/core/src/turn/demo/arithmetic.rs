@@ -68,6 +68,8 @@ enum Stop {
     TooLarge,
 }
 
+type Operator = fn(Fraction, Fraction) -> Result<Fraction, Stop>;
+
 struct Parser<'a> {
     rest: Peekable<Chars<'a>>,
     depth: usize,
@@ -101,7 +103,7 @@ impl Parser<'_> {
     fn chain(
         &mut self,
         operand: fn(&mut Self) -> Result<Fraction, Stop>,
-        operator: fn(char) -> Option<fn(Fraction, Fraction) -> Result<Fraction, Stop>>,
+        operator: fn(char) -> Option<Operator>,
     ) -> Result<Fraction, Stop> {
         let mut value = operand(self);
         while let Some(apply) = self.next_symbol().and_then(operator) {

@@ -13,5 +13,7 @@ pub mod invariant;
 pub mod lease;
 pub mod record;
 pub mod refusal;
+pub mod sequencer;
 pub mod time;
 pub mod turn;
+pub mod wire;

@@ -12,6 +12,7 @@ pub mod ids;
 pub mod invariant;
 pub mod lease;
 pub mod limit;
+pub mod presence;
 pub mod record;
 pub mod refusal;
 pub mod ring;

@@ -2,4 +2,6 @@
 
 pub mod auth;
 pub mod config;
+pub mod metrics;
+pub mod ops;
 pub mod seams;

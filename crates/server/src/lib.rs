@@ -7,6 +7,7 @@ pub mod frame;
 pub mod hub;
 pub mod metrics;
 pub mod node;
+pub mod ops;
 pub mod owner;
 pub mod router;
 pub mod seams;

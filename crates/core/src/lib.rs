@@ -16,5 +16,7 @@ pub mod presence;
 pub mod record;
 pub mod refusal;
 pub mod ring;
+pub mod sequencer;
 pub mod time;
+pub mod turn;
 pub mod wire;

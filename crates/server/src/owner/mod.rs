@@ -18,13 +18,10 @@ use conch_core::ids::{ConvRef, Epoch, Generation, LogId, Seq};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
-use conch_core::turn::LiveEvent;
 use tokio::sync::{mpsc, oneshot};
 
 pub use follow::{Follow, FollowFrame, Published};
-pub(crate) use task::start;
-
-use crate::turn::host::TurnCommand;
+pub(crate) use task::{start, store_refusal};
 
 /// Where an append's outcome goes; called exactly once, from the owner's task, so it must not block.
 pub type Reply = Box<dyn FnOnce(Result<Vec<Receipt>, Refusal>) + Send>;
@@ -35,10 +32,6 @@ pub(crate) enum Command {
     Append { drafts: Vec<Draft>, reply: Reply },
     /// Attach a follower.
     Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
-    /// Show a live event.
-    Live(LiveEvent),
-    /// Something about a turn.
-    Turn(TurnCommand),
     /// Finish what is under way, release the lease, stop.
     Release { done: oneshot::Sender<()> },
 }
@@ -146,6 +139,5 @@ pub(crate) struct Charge {
     pub node: Arc<crate::node::Node>,
     pub committer: commit::Committer,
     pub tenure: Tenure,
-    pub agents: Arc<crate::turn::agents::Agents>,
     pub on_published: Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>,
 }

@@ -149,6 +149,7 @@ impl Owner {
             incarnation: self.charge.node.me,
             log: self.address.log.clone(),
             position: self.sequencer.last_seq(),
+            snapshot: None,
             frames,
         })
     }

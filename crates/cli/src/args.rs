@@ -9,6 +9,7 @@ use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Subject};
 use conch_core::record::RecordKind;
 use conch_server::auth::grants::Permission;
 
+use crate::bench;
 use crate::duration;
 use crate::exit;
 
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Members(MembersArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
+    /// Measure.
+    Bench(bench::BenchArgs),
 }
 
 /// How a node runs. What is not given comes from CONCH_… variables, the configuration file, or the defaults.

@@ -26,7 +26,8 @@ Exit codes:
   1  failed (a file, a port, an unexpected answer)
   2  the command line is wrong
   3  refused by the server: the same again will be refused again
-  4  unavailable until the budget was spent: the same again may succeed";
+  4  unavailable until the budget was spent: the same again may succeed
+  5  a verification found violations";
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {

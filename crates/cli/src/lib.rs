@@ -7,6 +7,7 @@
 //! speak the public protocol like any stranger.
 
 mod args;
+mod bench;
 pub mod client;
 mod commands;
 mod duration;
@@ -49,6 +50,7 @@ fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Config(args) => commands::config::run(&args, output),
         Command::Token(args) => commands::token::run(&args, output),
+        Command::Bench(args) => bench::run(&args, output),
         Command::Create(args) => block_on(commands::conversation::create(&args, output)),
         Command::Conversations(args) => block_on(commands::conversation::list(&args, output)),
         Command::Members(args) => block_on(commands::conversation::members(&args, output)),

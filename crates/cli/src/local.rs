@@ -12,6 +12,8 @@ use conch_server::config::{Config, Flags, StoreUrl};
 
 /// How long a token is good that a command mints for itself.
 const OWN_TOKEN_TTL: Duration = Duration::from_secs(24 * 3600);
+/// The subject of a bench.
+const BENCH_SUBJECT: &str = "bench";
 
 /// The configuration that a node would run with.
 pub(crate) fn config(file: Option<PathBuf>, flags: Flags) -> Result<Config, String> {
@@ -50,6 +52,17 @@ pub(crate) fn token_of_the_user(store: Option<&str>) -> Result<String, String> {
         expires_at: after(now, OWN_TOKEN_TTL),
         grants: vec![everything()],
         rate_limit: RateLimit::Default,
+    })
+}
+
+/// A token for a bench: its rate is not limited.
+pub(crate) fn bench_token(store: &str) -> Result<String, String> {
+    mint(&config_of_store(Some(store))?, |now| Mint {
+        sub: BENCH_SUBJECT.to_owned(),
+        name: None,
+        expires_at: after(now, OWN_TOKEN_TTL),
+        grants: vec![everything()],
+        rate_limit: RateLimit::Lifted,
     })
 }
 

@@ -21,7 +21,7 @@ pub use http::{Answer, Endpoint, HttpClient, Request};
 pub use outbox::{Failed, Next, Schedule, Waiting, deliver};
 pub use phoenix::{Incoming, Joined, PhoenixSocket, Reply};
 pub use stream::{ConversationStream, Item, Start};
-pub use websocket::{FrameKind, Frames, connect_raw, encode_client_frame};
+pub use websocket::{FrameKind, Frames, connect_raw, encode_client_frame, upgrade};
 
 /// A refusal as the server sends it (RFC 9457).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, serde::Serialize)]

@@ -131,6 +131,19 @@ fn parse_header(bytes: &[u8]) -> io::Result<Option<(FrameKind, usize, usize)>> {
 pub async fn connect_raw(authority: &str, path_and_query: &str) -> io::Result<Result<(TcpStream, Frames), String>> {
     let mut stream = TcpStream::connect(authority).await?;
     stream.set_nodelay(true)?;
+    let upgraded = upgrade(&mut stream, authority, path_and_query).await?;
+    Ok(upgraded.map(|frames| (stream, frames)))
+}
+
+/// Upgrades a fresh connection. `Ok(Err(text))`: the server answered with another status, which `text` begins with.
+///
+/// # Errors
+/// If the connection breaks, or the answer is no HTTP.
+pub async fn upgrade(
+    stream: &mut TcpStream,
+    authority: &str,
+    path_and_query: &str,
+) -> io::Result<Result<Frames, String>> {
     let request = format!(
         "GET {path_and_query} HTTP/1.1\r\nHost: {authority}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -147,7 +160,7 @@ pub async fn connect_raw(authority: &str, path_and_query: &str) -> io::Result<Re
     };
     if head.starts_with(b"HTTP/1.1 101") {
         head.advance(end);
-        return Ok(Ok((stream, Frames::new(head))));
+        return Ok(Ok(Frames::new(head)));
     }
     let text = String::from_utf8_lossy(&head);
     Ok(Err(text.trim_start_matches("HTTP/1.1 ").trim_end().to_owned()))

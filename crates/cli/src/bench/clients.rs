@@ -24,6 +24,8 @@ const HEARTBEAT: Duration = Duration::from_secs(25);
 const SCRATCH_BYTES: usize = 64 * 1024;
 /// Sockets that connect at the same time.
 const CONNECTING: usize = 64;
+/// Ends of sessions that are shown; the others are only counted.
+const ENDS_SHOWN: u64 = 3;
 /// How long one connection and its join may take.
 const JOIN_MAX: Duration = Duration::from_secs(30);
 
@@ -160,10 +162,14 @@ async fn finish_one(joining: &mut Joining, shared: &Rc<RefCell<Shared>>) -> Resu
     let shared = Rc::clone(shared);
     tokio::task::spawn_local(async move {
         let ended = listen(&shared, session, stream, frames).await;
-        let mut shared = shared.borrow_mut();
-        shared.totals.ended += 1;
-        drop(shared);
-        super::progress(&format!("session {session} ended: {ended}"));
+        let so_far = {
+            let mut shared = shared.borrow_mut();
+            shared.totals.ended += 1;
+            shared.totals.ended
+        };
+        if so_far <= ENDS_SHOWN {
+            super::progress(&format!("session {session} ended: {ended}"));
+        }
     });
     Ok(())
 }

@@ -14,3 +14,4 @@ pub mod lease;
 pub mod record;
 pub mod refusal;
 pub mod time;
+pub mod verify;

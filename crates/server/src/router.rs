@@ -23,6 +23,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OwnerHandle, Tenure, moved, store_refusal};
+use crate::turn::agents::Agents;
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -51,6 +52,7 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    agents: Arc<Agents>,
     on_published: OnPublished,
 }
 
@@ -71,11 +73,11 @@ enum Lookup {
 impl Router {
     /// A router for a node, with its group commit and its sweep.
     #[must_use]
-    pub fn start(node: Arc<Node>, on_published: OnPublished) -> Self {
+    pub fn start(node: Arc<Node>, agents: Arc<Agents>, on_published: OnPublished) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
         let table = Mutex::new(Table::default());
-        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, on_published }) };
+        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published }) };
         router.shared.node.seams.spawn("router sweep", router.clone().sweep());
         router
     }
@@ -223,7 +225,9 @@ impl Router {
             first_seq: armed.first_seq,
             reserved_to: Seq(armed.first_seq.0 - 1),
         };
-        Ok(Tenure { conversation: conversation.clone(), reign, generation: armed.generation, log })
+        let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
+        let (kind, agent) = (info.kind, info.agent);
+        Ok(Tenure { conversation: conversation.clone(), reign, generation: armed.generation, log, kind, agent })
     }
 
     /// The four cases of a claim; see docs/ARCHITECTURE.md, "Ownership".
@@ -268,6 +272,7 @@ impl Router {
             node: Arc::clone(&self.shared.node),
             committer: self.shared.committer.clone(),
             tenure,
+            agents: Arc::clone(&self.shared.agents),
             on_published: Arc::clone(&self.shared.on_published),
         };
         // The entry is written before the task can end, so that its end finds it.

@@ -9,7 +9,7 @@ use conch_core::presence::Presence;
 use conch_core::refusal::{Code, Refusal};
 use conch_core::ring::Ring;
 use conch_core::time::Monotonic;
-use conch_core::turn::{LiveEvent, LiveView};
+use conch_core::turn::live::{Applied, LiveEvent, LiveView};
 use conch_store::{Direction, RangeQuery};
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
@@ -143,7 +143,7 @@ impl Hub {
                 Wake::PresenceDue => self.show_presence(),
                 Wake::Tick => self.tick(),
             }
-            if self.is_over() && self.retire() {
+            if self.has_lingered() && self.hubs.retire(&self.conversation) {
                 return;
             }
         }
@@ -312,16 +312,16 @@ impl Hub {
         debug_assert!(record.seq > at.seq, "records come in order (invariant 6)");
         self.ring.push(at.seq, record.seq, frame.bytes(), Arc::clone(frame));
         at.seq = record.seq;
-        self.live.record(record);
+        self.live.committed(record);
         self.deliver(frame, Some(record.seq));
     }
 
     fn live_event(&mut self, event: &LiveEvent) {
         let Some(at) = &self.at else { return };
-        if !self.live.apply(event) {
+        if self.live.apply(event) == Applied::Stale {
             return;
         }
-        let frame = Arc::new(Frame::live(&at.address, event.name(), event.to_json()));
+        let frame = Arc::new(Frame::live(&at.address, event.name(), event.encode()));
         self.deliver(&frame, None);
     }
 
@@ -357,7 +357,7 @@ impl Hub {
     fn snapshot_frame(&self) -> Option<Arc<Frame>> {
         let at = self.at.as_ref()?;
         let snapshot = self.live.snapshot()?;
-        Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.to_json())))
+        Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.encode())))
     }
 
     fn catch_up(&mut self, id: SessionId, position: Seq) {
@@ -521,15 +521,9 @@ impl Hub {
         self.show_presence();
     }
 
-    fn is_over(&self) -> bool {
+    fn has_lingered(&self) -> bool {
         let lingered = self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
         self.watchers.is_empty() && self.waiting.is_empty() && lingered
-    }
-
-    /// Leaves the table, then ends, unless somebody has come in meanwhile.
-    fn retire(&mut self) -> bool {
-        self.hubs.retire(&self.conversation, &self.handle);
-        self.inbox.is_empty()
     }
 }
 

@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod node;
 pub mod ops;
 pub mod owner;
+pub mod people;
 pub mod router;
 pub mod seams;
 pub mod turn;

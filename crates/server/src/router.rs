@@ -20,6 +20,7 @@ use conch_core::time::Monotonic;
 use conch_store::{Armed, ClaimOutcome, ClaimRequest, Held, Resolution};
 use tokio::sync::{Semaphore, watch};
 
+use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OwnerHandle, Tenure, moved, store_refusal};
@@ -238,6 +239,7 @@ impl Router {
             && owner.incarnation != node.me
             && let Some(row) = &owner.node
         {
+            node.metrics.claimed(metrics::ClaimOutcome::Held);
             let detail = format!("node {} owns the conversation", row.registration.node);
             return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
         }
@@ -255,7 +257,11 @@ impl Router {
             gap: node.limits.gap,
         };
         let outcome = node.store.claim(&request).await;
-        node.metrics.claimed(&outcome);
+        node.metrics.claimed(match &outcome {
+            Ok(ClaimOutcome::Won(_)) => metrics::ClaimOutcome::Won,
+            Ok(ClaimOutcome::Lost) => metrics::ClaimOutcome::Lost,
+            Err(_) => metrics::ClaimOutcome::Failed,
+        });
         match outcome {
             Ok(ClaimOutcome::Won(armed)) => Ok(armed),
             Ok(ClaimOutcome::Lost) => Err(moved()),
@@ -281,8 +287,12 @@ impl Router {
         let key = charge.tenure.conversation.key;
         let handle = owner::start(charge, ended);
         table.entries.insert(key, Entry::Active(handle.clone()));
-        self.shared.node.metrics.owned(table.entries.len());
+        self.count_owned(&table);
         handle
+    }
+
+    fn count_owned(&self, table: &Table) {
+        self.shared.node.metrics.owned_conversations.set(i64::try_from(table.entries.len()).unwrap_or(i64::MAX));
     }
 
     fn ended(&self, conversation: &ConvRef, epoch: Epoch, end: End) {
@@ -300,7 +310,7 @@ impl Router {
                 table.entries.remove(&conversation.key);
             }
         }
-        self.shared.node.metrics.owned(table.entries.len());
+        self.count_owned(&table);
     }
 
     /// Gives up the leases of conversations that hibernate for long.

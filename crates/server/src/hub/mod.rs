@@ -225,7 +225,7 @@ impl Hubs {
         });
         entry.sessions += 1;
         let hub = entry.hub.clone();
-        self.shared.node.metrics.hubs(table.hubs.len());
+        self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
         Session { id, conversation: conversation.clone(), hub, hubs: self.clone() }
     }
 
@@ -235,7 +235,7 @@ impl Hubs {
         let empty = table.hubs.get(&conversation.key).is_none_or(|entry| entry.sessions == 0);
         if empty {
             table.hubs.remove(&conversation.key);
-            self.shared.node.metrics.hubs(table.hubs.len());
+            self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
         }
         empty
     }

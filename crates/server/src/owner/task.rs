@@ -9,10 +9,10 @@ use conch_core::ids::Seq;
 use conch_core::invariant::Broken;
 use conch_core::record::Record;
 use conch_core::refusal::{Code, Refusal, Retry};
-use conch_core::sequencer::{Action, CommitRequest, Input, Original, Receipt, Sequencer, Ticket};
+use conch_core::sequencer::{Action, CommitRequest, Input, Original, Outcome, Receipt, Sequencer, Ticket};
 use conch_core::time::Monotonic;
 use conch_core::turn::{self, Due};
-use conch_store::{AppendOutcome, Batch, DueChange, Duplicate, Held, StoreError};
+use conch_store::{AppendOutcome, Batch, Duplicate, Held, StoreError};
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -206,7 +206,7 @@ impl Owner {
                 Input::Landed { at, duplicates: duplicates.into_iter().map(original).collect() }
             }
             AppendOutcome::Fenced => {
-                self.charge.node.metrics.fenced_write();
+                self.charge.node.metrics.fenced_writes.inc();
                 tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "fenced");
                 Input::Ended(moved())
             }
@@ -237,7 +237,7 @@ impl Owner {
             Action::Commit(request) if self.flight.is_some() => self.next_commit = Some(request),
             Action::Commit(request) => self.commit(request),
             Action::Ack(ticket, receipts) => {
-                self.charge.node.metrics.acked(&receipts);
+                self.count_acks(&receipts);
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
@@ -252,6 +252,13 @@ impl Owner {
                 self.halted = true;
             }
         }
+    }
+
+    fn count_acks(&self, receipts: &[Receipt]) {
+        let metrics = &self.charge.node.metrics;
+        let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
+        metrics.duplicates.inc_by(duplicates);
+        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
     }
 
     fn report(&self, broken: &Broken) {

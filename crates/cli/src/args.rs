@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Members(MembersArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
+    /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
+    Verify(StoreArgs),
     /// Measure.
     Bench(bench::BenchArgs),
 }

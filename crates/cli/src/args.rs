@@ -234,7 +234,7 @@ pub(crate) struct HistoryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConversationsArgs {
-    /// Continue behind this one: `next` of the page before.
+    /// Continue behind the page before: what it said at its end.
     #[arg(long)]
     pub(crate) after: Option<String>,
     /// At most this many, 1 to 500.

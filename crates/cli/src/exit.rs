@@ -53,6 +53,11 @@ impl Failure {
         Self { exit, message: message.into(), problem: None }
     }
 
+    /// The end of the pipe that results go to: no failure, whoever read them has what they wanted. Exit code 0.
+    pub(crate) fn reader_left() -> Self {
+        Self::new(Exit::Ok, "standard output is closed")
+    }
+
     /// Exit code 1.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self::new(Exit::Failure, message)

@@ -97,3 +97,11 @@ fn verify_says_when_there_is_nothing_to_verify() {
     assert_eq!(done.code, 1, "{done:?}");
     assert!(done.stderr.contains("there is no database"), "{done:?}");
 }
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let done = conch(&["config"]).stdout(writer).stderr(std::process::Stdio::piped()).output().expect("starts");
+    assert_eq!((done.status.code(), done.stderr.len()), (Some(0), 0), "{done:?}");
+}

@@ -7,8 +7,8 @@
 //!
 //! Deliberately absent: who owns what, numbering, and anything durable.
 
-mod conversations;
 mod console;
+mod conversations;
 mod development;
 pub mod errors;
 mod input;
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router as HttpRouter;
 use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal, Retry};
 use http::request::Parts;
@@ -44,7 +44,7 @@ use crate::people::People;
 use crate::router::Router;
 use crate::turn::agents::Agents;
 use errors::HttpError;
-pub use listener::{Listener, ListenError};
+pub use listener::{ListenError, Listener};
 
 /// Every path of the public listener, with its methods. The OpenAPI document and the router are held against it.
 pub const ROUTES: &[(&str, &[&str])] = &[
@@ -144,11 +144,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    fn take(
-        count: &Arc<AtomicUsize>,
-        limit: usize,
-        gauge: &prometheus_client::metrics::gauge::Gauge,
-    ) -> Option<Self> {
+    fn take(count: &Arc<AtomicUsize>, limit: usize, gauge: &prometheus_client::metrics::gauge::Gauge) -> Option<Self> {
         let taken = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| (held < limit).then_some(held + 1));
         taken.ok()?;
         gauge.inc();
@@ -222,6 +218,14 @@ impl Gateway {
     /// Tells every connection to end: sockets close with 1012, streams send `reconnect`.
     pub fn shut_down(&self) {
         self.shared.shutdown.send_replace(Phase::ShuttingDown);
+    }
+
+    /// Completes when every socket and stream has ended, after [`Gateway::shut_down`].
+    pub async fn drained(&self) {
+        let shared = &self.shared;
+        while shared.sockets.load(Ordering::Relaxed) + shared.streams.load(Ordering::Relaxed) > 0 {
+            self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
+        }
     }
 
     pub(crate) fn refuse_if_draining(&self) -> Result<(), Refusal> {

@@ -123,7 +123,9 @@ impl Owner {
         match outcome {
             AppendOutcome::Landed { .. } => {}
             // It is only a reminder: the next thaw or the next batch sets it right.
-            AppendOutcome::Failed(error) if !error.is_ambiguous() => tracing::debug!(%error, "a due row was not written"),
+            AppendOutcome::Failed(error) if !error.is_ambiguous() => {
+                tracing::debug!(%error, "a due row was not written")
+            }
             _ => return self.step(Input::Ended(moved())),
         }
         if let Some(request) = self.next_commit.take() {

@@ -1,1 +1,10 @@
-//! The seeded simulation.
+//! The seeded simulation of Conch: the server's own logic on a store that fails, in simulated time.
+//!
+//! One seed decides everything: which task runs next, when a call fails, when a process dies. The same seed gives the
+//! same bytes ([`trace::Trace`]), so a failure is reproduced by its seed alone.
+//!
+//! Deliberately absent: real time, threads inside a run, sockets. What needs those is tested on real processes.
+
+pub mod dice;
+pub mod executor;
+pub mod trace;

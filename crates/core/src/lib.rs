@@ -16,3 +16,5 @@ pub mod record;
 pub mod refusal;
 pub mod sequencer;
 pub mod time;
+pub mod turn;
+pub mod wire;

@@ -3,11 +3,12 @@
 //! Every input (a message or an event of somebody who is not the server) starts one turn, whose id is the input's seq.
 //! The journal of a turn is the conversation's own log: [`journal`] says which records, under which keys. The
 //! [`TurnMachine`] folds the log and decides what is appended and run next; [`TurnCheckpoint`] is its state between
-//! thaws; [`live`] holds what is streamed beside the log.
+//! thaws; [`live`] holds what is streamed beside the log; [`demo`] is the script of the agent that always exists.
 //!
 //! Deliberately absent: tasks, sleeping and the calls to a model or a tool. The shell's runner does those.
 
 mod checkpoint;
+pub mod demo;
 pub mod journal;
 pub mod live;
 mod machine;

@@ -7,3 +7,14 @@ pub mod phoenix;
 pub mod problem;
 pub mod sse;
 pub mod websocket;
+
+/// Writes a JSON string. Most texts need no escape and are copied as they are.
+pub(crate) fn push_json_text(out: &mut String, text: &str) {
+    if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
+        out.push('"');
+        out.push_str(text);
+        out.push('"');
+    } else {
+        out.push_str(&serde_json::Value::from(text).to_string());
+    }
+}

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::ids::{ConversationId, InvalidId};
 use crate::refusal::{Code, Refusal};
+use crate::wire::push_json_text;
 
 /// Longest `join_ref` and `ref`, in bytes.
 pub const REF_MAX_BYTES: usize = 64;
@@ -311,16 +312,6 @@ fn encode(join_ref: Option<&str>, reference: Option<&str>, topic: &str, event: &
     frame.push(']');
     debug_assert!(is_compact(&frame), "payloads are compact JSON");
     frame
-}
-
-fn push_json_text(out: &mut String, text: &str) {
-    if text.bytes().all(|byte| byte >= 0x20 && byte != b'"' && byte != b'\\') {
-        out.push('"');
-        out.push_str(text);
-        out.push('"');
-    } else {
-        out.push_str(&serde_json::Value::from(text).to_string());
-    }
 }
 
 /// No white space between tokens.

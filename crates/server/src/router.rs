@@ -20,9 +20,11 @@ use conch_core::time::Monotonic;
 use conch_store::{Armed, ClaimOutcome, ClaimRequest, Held, Resolution};
 use tokio::sync::{Semaphore, watch};
 
+use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OwnerHandle, Tenure, moved, store_refusal};
+use crate::turn::agents::Agents;
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -51,6 +53,7 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    agents: Arc<Agents>,
     on_published: OnPublished,
 }
 
@@ -71,11 +74,11 @@ enum Lookup {
 impl Router {
     /// A router for a node, with its group commit and its sweep.
     #[must_use]
-    pub fn start(node: Arc<Node>, on_published: OnPublished) -> Self {
+    pub fn start(node: Arc<Node>, agents: Arc<Agents>, on_published: OnPublished) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
         let table = Mutex::new(Table::default());
-        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, on_published }) };
+        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published }) };
         router.shared.node.seams.spawn("router sweep", router.clone().sweep());
         router
     }
@@ -223,7 +226,9 @@ impl Router {
             first_seq: armed.first_seq,
             reserved_to: Seq(armed.first_seq.0 - 1),
         };
-        Ok(Tenure { conversation: conversation.clone(), reign, generation: armed.generation, log })
+        let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
+        let (kind, agent) = (info.kind, info.agent);
+        Ok(Tenure { conversation: conversation.clone(), reign, generation: armed.generation, log, kind, agent })
     }
 
     /// The four cases of a claim; see docs/ARCHITECTURE.md, "Ownership".
@@ -234,6 +239,7 @@ impl Router {
             && owner.incarnation != node.me
             && let Some(row) = &owner.node
         {
+            node.metrics.claimed(metrics::ClaimOutcome::Held);
             let detail = format!("node {} owns the conversation", row.registration.node);
             return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
         }
@@ -251,7 +257,11 @@ impl Router {
             gap: node.limits.gap,
         };
         let outcome = node.store.claim(&request).await;
-        node.metrics.claimed(&outcome);
+        node.metrics.claimed(match &outcome {
+            Ok(ClaimOutcome::Won(_)) => metrics::ClaimOutcome::Won,
+            Ok(ClaimOutcome::Lost) => metrics::ClaimOutcome::Lost,
+            Err(_) => metrics::ClaimOutcome::Failed,
+        });
         match outcome {
             Ok(ClaimOutcome::Won(armed)) => Ok(armed),
             Ok(ClaimOutcome::Lost) => Err(moved()),
@@ -268,6 +278,7 @@ impl Router {
             node: Arc::clone(&self.shared.node),
             committer: self.shared.committer.clone(),
             tenure,
+            agents: Arc::clone(&self.shared.agents),
             on_published: Arc::clone(&self.shared.on_published),
         };
         // The entry is written before the task can end, so that its end finds it.
@@ -276,8 +287,12 @@ impl Router {
         let key = charge.tenure.conversation.key;
         let handle = owner::start(charge, ended);
         table.entries.insert(key, Entry::Active(handle.clone()));
-        self.shared.node.metrics.owned(table.entries.len());
+        self.count_owned(&table);
         handle
+    }
+
+    fn count_owned(&self, table: &Table) {
+        self.shared.node.metrics.owned_conversations.set(i64::try_from(table.entries.len()).unwrap_or(i64::MAX));
     }
 
     fn ended(&self, conversation: &ConvRef, epoch: Epoch, end: End) {
@@ -295,7 +310,7 @@ impl Router {
                 table.entries.remove(&conversation.key);
             }
         }
-        self.shared.node.metrics.owned(table.entries.len());
+        self.count_owned(&table);
     }
 
     /// Gives up the leases of conversations that hibernate for long.

@@ -179,6 +179,17 @@ fn a_good_token_says_who_and_what() {
     assert_eq!(principal.rate_limit, RateLimit::Default);
 }
 
+/// RFC 7515, appendix A.1: a signature that is not of our making. It passes, so that the claims are what is refused.
+#[test]
+fn the_standard_s_own_example_verifies() {
+    let secret = "AyM1SysPpbyDfgZld3umj1qzKObwVMkoqQ-EstJQLr_T-1qS0gZH75aKtMN3Yj0iPS4hcgUuTwjAzZr1Z9CAow";
+    let key = TokenKey::new(&Secret::new(URL_SAFE_NO_PAD.decode(secret).expect("base64"))).expect("a good key");
+    let token = "eyJ0eXAiOiJKV1QiLA0KICJhbGciOiJIUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFt\
+                 cGxlLmNvbS9pc19yb290Ijp0cnVlfQ.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk";
+    let detail = key.verify(token, NOW).expect_err("it has no sub").detail;
+    assert!(detail.contains("missing field `sub`"), "{detail}");
+}
+
 #[test]
 fn a_token_ends_exactly_once_the_leeway_is_over() {
     let token = with("exp", json!(NOW_S));

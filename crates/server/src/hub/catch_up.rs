@@ -33,7 +33,7 @@ enum Pushed {
 
 impl CatchUpTask {
     pub(super) async fn run(mut self) {
-        self.shared.node.metrics.catch_up();
+        self.shared.node.metrics.catch_ups.inc();
         loop {
             match self.attach().await {
                 Attach::Live | Attach::Gone => return,

@@ -127,7 +127,9 @@ impl Leavers {
 /// A joined session; dropping it leaves.
 pub struct Session {
     id: SessionId,
+    conversation: ConvRef,
     hub: HubHandle,
+    hubs: Hubs,
 }
 
 impl Session {
@@ -141,6 +143,11 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.hub.leavers.leave(self.id);
+        if let Some(entry) = self.hubs.table().hubs.get_mut(&self.conversation.key)
+            && entry.hub.commands.same_channel(&self.hub.commands)
+        {
+            entry.sessions -= 1;
+        }
     }
 }
 
@@ -167,8 +174,14 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct Table {
-    hubs: BTreeMap<ConvKey, HubHandle>,
+    hubs: BTreeMap<ConvKey, Entry>,
     next_session: u64,
+}
+
+/// A hub, and how many sessions are in it or on their way in. It may end only when there are none.
+struct Entry {
+    hub: HubHandle,
+    sessions: usize,
 }
 
 impl Hubs {
@@ -188,8 +201,8 @@ impl Hubs {
     /// # Errors
     /// `not_found`, or a refusal with a directive when the owner is not reached in time.
     pub async fn join(&self, conversation: &ConvRef, join: Join) -> Result<Session, Refusal> {
-        let (id, hub) = self.enter(conversation);
-        let session = Session { id, hub };
+        let session = self.enter(conversation);
+        let id = session.id;
         let (answer, joined) = oneshot::channel();
         if session.hub.commands.send(Command::Join { id, join, answer }).await.is_err() {
             return Err(unavailable());
@@ -201,34 +214,34 @@ impl Hubs {
         }
     }
 
-    /// The hub of a conversation, started if there is none, and a fresh session id.
-    fn enter(&self, conversation: &ConvRef) -> (SessionId, HubHandle) {
+    /// A session of the conversation's hub, which is started if there is none.
+    fn enter(&self, conversation: &ConvRef) -> Session {
         let mut table = self.table();
         table.next_session += 1;
         let id = SessionId(table.next_session);
-        if let Some(hub) = table.hubs.get(&conversation.key)
-            && !hub.commands.is_closed()
-        {
-            return (id, hub.clone());
-        }
-        let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone());
-        table.hubs.insert(conversation.key, hub.clone());
-        self.shared.node.metrics.hubs(table.hubs.len());
-        (id, hub)
+        let entry = table.hubs.entry(conversation.key).or_insert_with(|| {
+            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone());
+            Entry { hub, sessions: 0 }
+        });
+        entry.sessions += 1;
+        let hub = entry.hub.clone();
+        self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
+        Session { id, conversation: conversation.clone(), hub, hubs: self.clone() }
     }
 
-    /// Takes a hub out of the table, if nobody has entered meanwhile; called by the hub before it ends.
-    pub(crate) fn retire(&self, conversation: &ConvRef, hub: &HubHandle) {
+    /// Takes a hub out of the table if nobody is in it or on the way in; called by the hub, which then ends.
+    pub(crate) fn retire(&self, conversation: &ConvRef) -> bool {
         let mut table = self.table();
-        let ours = table.hubs.get(&conversation.key).is_some_and(|known| known.commands.same_channel(&hub.commands));
-        if ours {
+        let empty = table.hubs.get(&conversation.key).is_none_or(|entry| entry.sessions == 0);
+        if empty {
             table.hubs.remove(&conversation.key);
-            self.shared.node.metrics.hubs(table.hubs.len());
+            self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
         }
+        empty
     }
 
     fn existing(&self, conversation: &ConvRef) -> Option<HubHandle> {
-        self.table().hubs.get(&conversation.key).cloned()
+        self.table().hubs.get(&conversation.key).map(|entry| entry.hub.clone())
     }
 
     /// Who is present, as the JSON of `GET …/presence`; `None` when nobody watches here.

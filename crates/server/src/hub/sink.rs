@@ -52,11 +52,8 @@ pub struct Joined {
     pub catch_up: CatchUp,
 }
 
-/// One session's way to its client. Pushes never block.
-pub trait Sink: Send + Sync + 'static {
-    /// The join succeeded; called once, before any push.
-    fn joined(&self, joined: &Joined);
-
+/// A client connection's way in for frames. Pushes never block.
+pub trait FrameSink: Send + Sync + 'static {
     /// Takes a frame, or says why not. A live frame is refused at a lower fill than a durable one, so that records always
     /// find more room.
     fn push(&self, frame: &Arc<Frame>) -> Push;
@@ -66,4 +63,10 @@ pub trait Sink: Send + Sync + 'static {
 
     /// The session ends: its connection or its channel is to be closed for this reason.
     fn end(&self, reason: &Refusal);
+}
+
+/// One session's way to its client.
+pub trait Sink: FrameSink {
+    /// The join succeeded; called once, before any push.
+    fn joined(&self, joined: &Joined);
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::{ConvRef, Epoch, Seq, Subject};
-use conch_core::presence::Presence;
+use conch_core::presence::{Announcement, Mode, Presence};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::ring::Ring;
 use conch_core::time::Monotonic;
-use conch_core::turn::{LiveEvent, LiveView};
+use conch_core::turn::live::{Applied, LiveEvent, LiveView};
 use conch_store::{Direction, RangeQuery};
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
@@ -143,7 +143,7 @@ impl Hub {
                 Wake::PresenceDue => self.show_presence(),
                 Wake::Tick => self.tick(),
             }
-            if self.is_over() && self.retire() {
+            if self.has_lingered() && self.hubs.retire(&self.conversation) {
                 return;
             }
         }
@@ -247,7 +247,7 @@ impl Hub {
             watcher.stage = Stage::Live(at.seq);
             watcher.sink.push(&resync);
         }
-        self.shared.node.metrics.resyncs(self.watchers.len());
+        self.shared.node.metrics.resyncs.inc_by(self.watchers.len() as u64);
         self.at = Some(at);
     }
 
@@ -312,16 +312,16 @@ impl Hub {
         debug_assert!(record.seq > at.seq, "records come in order (invariant 6)");
         self.ring.push(at.seq, record.seq, frame.bytes(), Arc::clone(frame));
         at.seq = record.seq;
-        self.live.record(record);
+        self.live.committed(record);
         self.deliver(frame, Some(record.seq));
     }
 
     fn live_event(&mut self, event: &LiveEvent) {
         let Some(at) = &self.at else { return };
-        if !self.live.apply(event) {
+        if self.live.apply(event) == Applied::Stale {
             return;
         }
-        let frame = Arc::new(Frame::live(&at.address, event.name(), event.to_json()));
+        let frame = Arc::new(Frame::live(&at.address, event.name(), event.encode()));
         self.deliver(&frame, None);
     }
 
@@ -347,9 +347,11 @@ impl Hub {
                 None => watcher.push_live(frame, snapshot.as_ref()),
             }
         }
-        self.shared.node.metrics.delivered(delivered, frame.bytes());
+        let metrics = &self.shared.node.metrics;
+        metrics.deliveries.inc_by(delivered);
+        metrics.delivered.inc_by(delivered * frame.json().len() as u64);
         for (id, position) in behind {
-            self.shared.node.metrics.slow_session();
+            self.shared.node.metrics.slow_sessions.inc();
             self.catch_up(id, position);
         }
     }
@@ -357,7 +359,7 @@ impl Hub {
     fn snapshot_frame(&self) -> Option<Arc<Frame>> {
         let at = self.at.as_ref()?;
         let snapshot = self.live.snapshot()?;
-        Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.to_json())))
+        Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.encode())))
     }
 
     fn catch_up(&mut self, id: SessionId, position: Seq) {
@@ -417,7 +419,7 @@ impl Hub {
             }
             Command::Attach { id, position, answer } => drop(answer.send(self.attach(id, position))),
             Command::Typing { sub, name } => self.live_event(&LiveEvent::Typing { sender: sub, name }),
-            Command::Presence { answer } => drop(answer.send(self.presence.summary_json())),
+            Command::Presence { answer } => drop(answer.send(self.presence_json())),
             Command::Expel { sub, reason } => self.expel(&sub, &reason),
         }
     }
@@ -439,20 +441,21 @@ impl Hub {
         let position = if void { at.seq } else { asked };
         if void {
             join.sink.push(&Arc::new(Frame::resync(&at.address, at.seq)));
-            self.shared.node.metrics.resyncs(1);
+            self.shared.node.metrics.resyncs.inc();
         }
         let Join { sink, sub, name, .. } = join;
         let watcher = Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false };
         self.watchers.insert(id, watcher);
+        self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);
         match self.attach(id, position) {
             Attach::Live | Attach::Gone => {}
             Attach::ReadOn(position) | Attach::Wait(position) => self.catch_up(id, position),
         }
-        self.shared.node.metrics.sessions_joined(1);
+        
     }
 
-    async fn is_too_far_behind(&self, after: Seq) -> bool {
+    async fn is_too_far_behind(&mut self, after: Seq) -> bool {
         if self.ring.covers(after) {
             return false;
         }
@@ -466,7 +469,7 @@ impl Hub {
         for id in self.handle.leavers.take() {
             self.waiting.retain(|waiting| waiting.id != id);
             if self.watchers.remove(&id).is_some() {
-                self.shared.node.metrics.sessions_left(1);
+                self.shared.node.metrics.sessions.dec();
                 self.presence.leave(id.0);
                 self.presence_changed();
             }
@@ -483,11 +486,11 @@ impl Hub {
     // ---- presence -----------------------------------------------------------------------------------------------
 
     fn show_presence_to(&mut self, id: SessionId, sub: &Subject, name: Option<Arc<str>>) {
-        self.presence.join(id.0, sub.clone(), name);
+        self.presence.join(id.0, sub, name);
         self.presence_changed();
         let (Some(at), Some(watcher)) = (&self.at, self.watchers.get(&id)) else { return };
-        let (event, json) = self.presence.state();
-        watcher.sink.push(&Arc::new(Frame::live(&at.address, event, json)));
+        let greeting = self.presence.greeting();
+        watcher.sink.push(&Arc::new(announcement(&at.address, &greeting)));
     }
 
     fn presence_changed(&mut self) {
@@ -496,11 +499,20 @@ impl Hub {
         }
     }
 
+    /// Who is here, or how many, as `GET …/presence` answers.
+    fn presence_json(&mut self) -> String {
+        let count = self.presence.count();
+        match self.presence.mode() {
+            Mode::Full => format!(r#"{{"count":{count},"present":{}}}"#, self.presence.state_json()),
+            Mode::Count => format!(r#"{{"count":{count},"present":null}}"#),
+        }
+    }
+
     fn show_presence(&mut self) {
         self.presence_due = None;
         let Some(at) = &self.at else { return };
-        if let Some((event, json)) = self.presence.flush(self.shared.node.seams.now()) {
-            let frame = Arc::new(Frame::live(&at.address, event, json));
+        if let Some(change) = self.presence.flush(self.shared.node.seams.now()) {
+            let frame = Arc::new(announcement(&at.address, &change));
             self.deliver(&frame, None);
         }
     }
@@ -521,16 +533,14 @@ impl Hub {
         self.show_presence();
     }
 
-    fn is_over(&self) -> bool {
+    fn has_lingered(&self) -> bool {
         let lingered = self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
         self.watchers.is_empty() && self.waiting.is_empty() && lingered
     }
+}
 
-    /// Leaves the table, then ends, unless somebody has come in meanwhile.
-    fn retire(&mut self) -> bool {
-        self.hubs.retire(&self.conversation, &self.handle);
-        self.inbox.is_empty()
-    }
+fn announcement(address: &Address, announcement: &Announcement) -> Frame {
+    Frame::live(address, announcement.event(), announcement.payload().to_owned())
 }
 
 impl Watcher {

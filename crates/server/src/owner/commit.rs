@@ -40,7 +40,7 @@ async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
         let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
         let started = node.seams.now();
         let outcomes = node.store.append(node.me, batches).await;
-        node.metrics.commit(node.seams.now().since(started), records);
+        node.metrics.committed(records, node.seams.now().since(started));
         match outcomes {
             Ok(outcomes) => {
                 debug_assert_eq!(outcomes.len(), answers.len(), "one outcome a batch");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use conch_core::ids::{Epoch, Incarnation, LogId, Seq};
 use conch_core::record::Record;
-use conch_core::turn::LiveEvent;
+use conch_core::turn::live::LiveEvent;
 use tokio::sync::mpsc;
 
 use crate::frame::Frame;

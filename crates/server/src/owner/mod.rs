@@ -11,20 +11,22 @@
 pub mod commit;
 mod follow;
 mod task;
+mod turns;
 
 use std::sync::Arc;
 
-use conch_core::ids::{ConvRef, Epoch, Generation, LogId, Seq};
+use conch_core::conversation::ConversationKind;
+use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, LogId, Seq};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
-use conch_core::turn::LiveEvent;
+use conch_core::turn::live::LiveEvent;
 use tokio::sync::{mpsc, oneshot};
 
-pub use follow::{Follow, FollowFrame, Published};
-pub(crate) use task::start;
+use crate::turn::agents::Agents;
 
-use crate::turn::host::TurnCommand;
+pub use follow::{Follow, FollowFrame, Published};
+pub(crate) use task::{start, store_refusal};
 
 /// Where an append's outcome goes; called exactly once, from the owner's task, so it must not block.
 pub type Reply = Box<dyn FnOnce(Result<Vec<Receipt>, Refusal>) + Send>;
@@ -33,12 +35,16 @@ pub type Reply = Box<dyn FnOnce(Result<Vec<Receipt>, Refusal>) + Send>;
 pub(crate) enum Command {
     /// Append these in one commit.
     Append { drafts: Vec<Draft>, reply: Reply },
+    /// Append these for a turn, if it is still the runner's.
+    RunnerAppend { drafts: Vec<Draft>, reply: Reply },
+    /// A turn's runner is done, one way or another.
+    RunnerGone { turn: Seq },
+    /// Show a live event of a turn.
+    Live(LiveEvent),
+    /// Turns that start from now on are this agent's.
+    SetAgent(AgentName),
     /// Attach a follower.
     Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
-    /// Show a live event.
-    Live(LiveEvent),
-    /// Something about a turn.
-    Turn(TurnCommand),
     /// Finish what is under way, release the lease, stop.
     Release { done: oneshot::Sender<()> },
 }
@@ -50,6 +56,9 @@ pub(crate) struct Tenure {
     pub reign: Reign,
     pub generation: Generation,
     pub log: LogId,
+    pub kind: ConversationKind,
+    /// Who answers; only in a session.
+    pub agent: Option<AgentName>,
 }
 
 /// How an owner's task ended.
@@ -118,6 +127,11 @@ impl OwnerHandle {
         answer.await.unwrap_or_else(|_| Err(moved()))
     }
 
+    /// Turns that start from now on are this agent's. An owner that is too busy or gone reads it when it thaws.
+    pub fn set_agent(&self, agent: AgentName) {
+        let _ = self.commands.try_send(Command::SetAgent(agent));
+    }
+
     /// Asks the owner to release and waits until it has; returns at once when it is gone.
     pub(crate) async fn release(&self) {
         let (done, released) = oneshot::channel();
@@ -146,6 +160,6 @@ pub(crate) struct Charge {
     pub node: Arc<crate::node::Node>,
     pub committer: commit::Committer,
     pub tenure: Tenure,
-    pub agents: Arc<crate::turn::agents::Agents>,
+    pub agents: Arc<Agents>,
     pub on_published: Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>,
 }

@@ -1,19 +1,24 @@
 //! The owner's task: a loop around the sequencer (and, for a session, the turn machine).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::conversation::ConversationKind;
 use conch_core::ids::Seq;
-use conch_core::record::{Draft, Record};
+use conch_core::invariant::Broken;
+use conch_core::record::Record;
 use conch_core::refusal::{Code, Refusal, Retry};
-use conch_core::sequencer::{Action, CommitRequest, Input, Original, Sequencer, Ticket};
+use conch_core::sequencer::{Action, CommitRequest, Input, Original, Outcome, Receipt, Sequencer, Ticket};
 use conch_core::time::Monotonic;
-use conch_store::{AppendOutcome, Batch, DueChange, Duplicate, Held, StoreError};
+use conch_core::turn::{self, Due};
+use conch_store::{AppendOutcome, Batch, Duplicate, Held, StoreError};
 use futures_util::future::BoxFuture;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 use super::commit::Submission;
+use super::turns::{Turns, due_change};
 use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
 use crate::frame::{Address, Frame};
 
@@ -25,7 +30,7 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
     let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands };
     let seams = charge.node.seams.clone();
-    let owner = Owner::new(charge, inbox);
+    let owner = Owner::new(charge, inbox, handle.commands.clone());
     seams.spawn("owner", async move { on_end(owner.run().await) });
     handle
 }
@@ -34,6 +39,8 @@ struct Owner {
     charge: Charge,
     address: Address,
     inbox: mpsc::Receiver<Command>,
+    /// For runners; so the inbox ends only when it is closed.
+    commands: mpsc::Sender<Command>,
     sequencer: Sequencer,
     replies: BTreeMap<Ticket, Reply>,
     next_ticket: u64,
@@ -43,7 +50,16 @@ struct Owner {
     last_use: Monotonic,
     halted: bool,
     releasing: Vec<oneshot::Sender<()>>,
-    actions: Vec<Action>,
+    /// A session's turns, once they are thawed.
+    turns: Option<Turns>,
+    /// What the turn machine has asked for and the owner has not done yet.
+    turn_actions: VecDeque<turn::Action>,
+    /// The due row's change in the batch under way.
+    due: Due,
+    /// A batch that waits for one that changes the due row alone.
+    next_commit: Option<CommitRequest>,
+    /// The batch under way changes the due row and nothing else.
+    due_alone: bool,
 }
 
 /// What wakes the loop.
@@ -54,7 +70,7 @@ enum Wake {
 }
 
 impl Owner {
-    fn new(charge: Charge, inbox: mpsc::Receiver<Command>) -> Self {
+    fn new(charge: Charge, inbox: mpsc::Receiver<Command>, commands: mpsc::Sender<Command>) -> Self {
         let Tenure { conversation, reign, log, .. } = charge.tenure.clone();
         let address = Address::conversation(&conversation.id, log);
         let sequencer = Sequencer::new(conversation, reign, charge.node.limits.sequencer);
@@ -63,6 +79,7 @@ impl Owner {
             charge,
             address,
             inbox,
+            commands,
             sequencer,
             replies: BTreeMap::new(),
             next_ticket: 0,
@@ -72,11 +89,19 @@ impl Owner {
             last_use,
             halted: false,
             releasing: Vec::new(),
-            actions: Vec::new(),
+            turns: None,
+            turn_actions: VecDeque::new(),
+            due: Due::Keep,
+            next_commit: None,
+            due_alone: false,
         }
     }
 
     async fn run(mut self) -> End {
+        if let Err(error) = self.thaw().await {
+            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %error, "a session was not thawed");
+            return self.ended();
+        }
         loop {
             match self.wake().await {
                 Wake::Command(Some(command)) => self.command(command),
@@ -85,15 +110,16 @@ impl Owner {
                 Wake::Outcome(outcome) => self.outcome(outcome),
                 Wake::Tick => self.tick(),
             }
+            self.perform_turn_actions();
             if self.halted {
                 return self.ended();
             }
-            if self.sequencer.is_idle() {
+            if self.sequencer.is_idle() && self.flight.is_none() {
                 if !self.releasing.is_empty() || self.inbox.is_closed() {
                     return self.release().await;
                 }
                 if self.may_hibernate() {
-                    return self.hibernate();
+                    return self.hibernate().await;
                 }
             }
         }
@@ -121,7 +147,21 @@ impl Owner {
     fn command(&mut self, command: Command) {
         self.last_use = self.charge.node.seams.now();
         match command {
-            Command::Append { drafts, reply } => self.append(drafts, reply),
+            Command::Append { drafts, reply } => match self.may_accept(&drafts) {
+                Ok(()) => {
+                    let ticket = self.ticket(reply);
+                    self.step(Input::Append(ticket, drafts));
+                }
+                Err(refusal) => reply(Err(refusal)),
+            },
+            Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),
+            Command::RunnerGone { turn } => self.tell_turns(turn::Input::RunnerGone { turn }),
+            Command::Live(event) => self.live(event),
+            Command::SetAgent(agent) => {
+                if let Some(turns) = &mut self.turns {
+                    turns.machine.set_agent(agent);
+                }
+            }
             Command::Follow { reply } => {
                 // A follower that went away needs no answer.
                 let _ = reply.send(self.follow());
@@ -130,11 +170,11 @@ impl Owner {
         }
     }
 
-    fn append(&mut self, drafts: Vec<Draft>, reply: Reply) {
+    fn ticket(&mut self, reply: Reply) -> Ticket {
         let ticket = Ticket(self.next_ticket);
         self.next_ticket += 1;
         self.replies.insert(ticket, reply);
-        self.step(Input::Append(ticket, drafts));
+        ticket
     }
 
     fn follow(&mut self) -> Result<Follow, Refusal> {
@@ -149,18 +189,24 @@ impl Owner {
             incarnation: self.charge.node.me,
             log: self.address.log.clone(),
             position: self.sequencer.last_seq(),
+            snapshot: self.turns.as_ref().and_then(|turns| turns.view.snapshot()),
             frames,
         })
     }
 
     fn outcome(&mut self, outcome: AppendOutcome) {
         self.flight = None;
+        let due = std::mem::replace(&mut self.due, Due::Keep);
+        if self.due_alone {
+            return self.due_outcome(&outcome);
+        }
+        let landed = matches!(outcome, AppendOutcome::Landed { .. });
         let input = match outcome {
             AppendOutcome::Landed { at, duplicates } => {
                 Input::Landed { at, duplicates: duplicates.into_iter().map(original).collect() }
             }
             AppendOutcome::Fenced => {
-                self.charge.node.metrics.fenced_write();
+                self.charge.node.metrics.fenced_writes.inc();
                 tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "fenced");
                 Input::Ended(moved())
             }
@@ -172,45 +218,69 @@ impl Owner {
             AppendOutcome::Failed(error) => Input::Failed(store_refusal(&error)),
         };
         self.step(input);
+        if landed {
+            self.tell_turns(turn::Input::DueWritten(due));
+        }
     }
 
     /// Lets the sequencer decide, then does what it says, in its order.
     fn step(&mut self, input: Input) {
-        let mut actions = std::mem::take(&mut self.actions);
+        let mut actions = Vec::new();
         self.sequencer.handle(self.charge.node.moment(), input, &mut actions);
-        for action in actions.drain(..) {
+        for action in actions {
             self.perform(action);
         }
-        self.actions = actions;
     }
 
     fn perform(&mut self, action: Action) {
-        let metrics = &self.charge.node.metrics;
         match action {
+            Action::Commit(request) if self.flight.is_some() => self.next_commit = Some(request),
             Action::Commit(request) => self.commit(request),
             Action::Ack(ticket, receipts) => {
-                metrics.acked(&receipts);
-                if let Some(reply) = self.replies.remove(&ticket) {
-                    reply(Ok(receipts));
-                }
+                self.count_acks(&receipts);
+                self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                metrics.refused(refusal.code);
-                if let Some(reply) = self.replies.remove(&ticket) {
-                    reply(Err(refusal));
-                }
+                self.charge.node.metrics.refused(refusal.code);
+                self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
             Action::Halt(broken) => {
                 if let Some(broken) = broken {
-                    tracing::error!(conversation = %self.charge.tenure.conversation.id, %broken, "an owner stops");
+                    self.report(&broken);
                 }
                 self.halted = true;
             }
         }
     }
 
+    fn count_acks(&self, receipts: &[Receipt]) {
+        let metrics = &self.charge.node.metrics;
+        let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
+        metrics.duplicates.inc_by(duplicates);
+        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
+    }
+
+    fn report(&self, broken: &Broken) {
+        tracing::error!(conversation = %self.charge.tenure.conversation.id, %broken, "an owner stops");
+    }
+
+    fn settle(&mut self, ticket: Ticket, result: Result<Vec<Receipt>, Refusal>) {
+        let own = self.turns.as_mut().and_then(|turns| turns.own.remove(&ticket));
+        if let (Some(drafts), Err(refusal)) = (own, &result) {
+            self.tell_turns(turn::Input::AppendRefused { drafts: &drafts, retry: refusal.retry });
+        }
+        if let Some(reply) = self.replies.remove(&ticket) {
+            reply(result);
+        }
+    }
+
     fn commit(&mut self, request: CommitRequest) {
+        self.due = self.turns.as_ref().map_or(Due::Keep, |turns| turns.due_after(&request.records));
+        self.submit(request);
+    }
+
+    fn submit(&mut self, request: CommitRequest) {
         let Tenure { conversation, generation, .. } = &self.charge.tenure;
         let batch = Batch {
             conversation: conversation.clone(),
@@ -219,24 +289,25 @@ impl Owner {
             prev: request.prev,
             hi: request.hi,
             reserve: request.reserve,
-            due: DueChange::Keep,
+            due: due_change(self.due),
             records: request.records,
         };
         let (answer, outcome) = oneshot::channel();
-        // The queue holds a batch for each owned conversation at most; when it is full or gone, `answer` is dropped and
-        // the outcome is definite: nothing was written.
-        match self.charge.committer.try_send(Submission { batch, answer }) {
-            Ok(()) => self.flight = Some(outcome),
-            Err(error) => {
-                let (failed, outcome) = oneshot::channel();
-                let _ = failed.send(AppendOutcome::Failed(StoreError::Unavailable(error.to_string())));
-                self.flight = Some(outcome);
-            }
+        self.flight = Some(outcome);
+        if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
+            // The queue is full or gone: nothing was written, for certain.
+            let detail = error.to_string();
+            let (TrySendError::Full(submission) | TrySendError::Closed(submission)) = error;
+            let _ = submission.answer.send(AppendOutcome::Failed(StoreError::Unavailable(detail)));
         }
     }
 
     fn publish(&mut self, prev: Seq, record: Record) {
         let seq = record.seq;
+        if let Some(turns) = &mut self.turns {
+            turns.committed(&record);
+        }
+        self.tell_turns(turn::Input::Committed(&record));
         if !self.followers.is_empty() {
             let frame = Arc::new(Frame::record(&self.address, &record));
             self.send_to_followers(&FollowFrame::Record(Arc::new(Published { prev, record, frame })));
@@ -251,6 +322,7 @@ impl Owner {
 
     fn tick(&mut self) {
         self.tick = self.charge.node.seams.sleep(TICK);
+        self.tell_turns(turn::Input::Tick);
         let moment = self.charge.node.moment();
         if moment.now < moment.valid_until {
             self.send_to_followers(&FollowFrame::Position(self.sequencer.last_seq()));
@@ -258,13 +330,17 @@ impl Owner {
     }
 
     fn may_hibernate(&self) -> bool {
+        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle()) {
+            return false;
+        }
         let idle = self.charge.node.seams.now().since(self.last_use);
         self.followers.is_empty() && self.inbox.is_empty() && idle >= self.charge.node.limits.hibernate_after
     }
 
-    fn hibernate(mut self) -> End {
+    async fn hibernate(mut self) -> End {
         self.inbox.close();
         self.refuse_inbox();
+        self.save_checkpoint().await;
         let tenure = Tenure { reign: self.sequencer.reign(), ..self.charge.tenure };
         End::Hibernated(tenure)
     }
@@ -273,6 +349,8 @@ impl Owner {
     async fn release(mut self) -> End {
         self.inbox.close();
         self.refuse_inbox();
+        self.stop_runner();
+        self.save_checkpoint().await;
         let Tenure { conversation, .. } = &self.charge.tenure;
         let reign = self.sequencer.reign();
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
@@ -291,6 +369,7 @@ impl Owner {
     fn ended(mut self) -> End {
         self.inbox.close();
         self.refuse_inbox();
+        self.stop_runner();
         End::Gone
     }
 
@@ -298,13 +377,16 @@ impl Owner {
     fn refuse_inbox(&mut self) {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
-                Command::Append { reply, .. } => reply(Err(moved())),
+                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) => {}
                 Command::Follow { reply } => drop(reply.send(Err(moved()))),
                 Command::Release { done } => self.releasing.push(done),
             }
         }
     }
 }
+
+mod sessions;
 
 fn original(duplicate: Duplicate) -> (Seq, Original) {
     let Duplicate { seq, original } = duplicate;

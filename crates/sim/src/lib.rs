@@ -5,6 +5,17 @@
 //!
 //! Deliberately absent: real time, threads inside a run, sockets. What needs those is tested on real processes.
 
+pub mod client;
+pub mod coverage;
 pub mod dice;
 pub mod executor;
+pub mod history;
+pub mod machine;
+pub mod observer;
+pub mod recorder;
+pub mod scenario;
+pub mod shared;
 pub mod trace;
+pub mod trouble;
+pub mod weather;
+pub mod world;

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use futures_util::future::BoxFuture;
 use self::process::ProcessState;
 pub use self::process::{ClockStart, Halt, Process};
 use crate::dice::Dice;
+use crate::shared::lock;
 use crate::trace::{Trace, TraceMode};
 
 /// Most simulated time that passes at one poll, in nanoseconds: so time goes on even where nobody sleeps.
@@ -114,11 +115,6 @@ pub(crate) struct Core {
     state: Mutex<State>,
     /// The runnable tasks. A lock of its own, because wakers run at any place.
     runnable: Arc<Mutex<BTreeSet<TaskId>>>,
-}
-
-/// A poisoned lock means that a panic is on its way out already; the state itself is whole between statements.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct TaskWaker {

@@ -11,8 +11,9 @@ use conch_core::time::{Monotonic, Timestamp};
 use conch_server::seams::{Clock, Random, Seams, Spawn};
 use futures_util::future::BoxFuture;
 
-use super::{Core, Thread, lock};
+use super::{Core, Thread};
 use crate::dice::Dice;
+use crate::shared::lock;
 
 /// Where a process's clocks stand when simulated time is 0.
 #[derive(Debug, Clone, Copy)]
@@ -148,6 +149,12 @@ impl Process {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         lock(&self.core.state).processes[self.id].alive
+    }
+
+    /// Is this a handle on the same process?
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id
     }
 
     /// Stops (a part of) the process until [`Process::resume`] of the same halt.

@@ -298,7 +298,8 @@ impl Router {
     fn ended(&self, conversation: &ConvRef, epoch: Epoch, end: End) {
         let since = self.shared.node.seams.now();
         let mut table = self.table();
-        let ours = matches!(table.entries.get(&conversation.key), Some(Entry::Active(handle)) if handle.epoch() == epoch);
+        let ours =
+            matches!(table.entries.get(&conversation.key), Some(Entry::Active(handle)) if handle.epoch() == epoch);
         if !ours {
             return;
         }

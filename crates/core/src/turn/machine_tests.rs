@@ -1,6 +1,6 @@
 //! The machine against a small model of its owner and of the store.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -17,7 +17,7 @@ use crate::turn::{Action, Due, Input, QUEUE_MAX_INPUTS, StepId, TurnCheckpoint, 
 struct Owner {
     machine: TurnMachine,
     log: Vec<Record>,
-    keys: HashSet<(Subject, String)>,
+    keys: BTreeSet<(Subject, String)>,
     /// Groups that wait for the next batch.
     pending: Vec<Vec<Draft>>,
     /// The turn that a runner of this process runs, with its last step.
@@ -33,7 +33,7 @@ impl Owner {
         let mut owner = Self {
             machine: TurnMachine::new("demo".parse().expect("valid")),
             log: Vec::new(),
-            keys: HashSet::new(),
+            keys: BTreeSet::new(),
             pending: Vec::new(),
             runner: None,
             due: Due::Clear,

@@ -117,6 +117,17 @@ test('every test that a page names exists', () => {
   assert.deepEqual(missing, []);
 });
 
+test('every mutant that a page names exists', () => {
+  const declared = read('crates/store/src/memory/mutant.rs');
+  const missing = [];
+  for (const page of pages) {
+    for (const [, name] of read(page).matchAll(/`Mutant::(\w+)`/g)) {
+      if (!new RegExp(`^ {4}${name},$`, 'm').test(declared)) missing.push(`${page}: ${name}`);
+    }
+  }
+  assert.deepEqual(missing, []);
+});
+
 test('decisions are numbered without a gap and say context, decision and consequences', () => {
   const decisions = readdirSync(path.join(root, 'docs/adr')).filter((name) => name.endsWith('.md')).sort();
   assert.deepEqual(decisions.map((name) => Number.parseInt(name, 10)), decisions.map((_, index) => index + 1));

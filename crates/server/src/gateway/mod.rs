@@ -19,6 +19,9 @@ mod operations;
 mod socket;
 mod streams;
 
+#[cfg(test)]
+mod openapi_tests;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -24,7 +24,7 @@ use crate::machine::{Machine, Site};
 use crate::observer::Observer;
 use crate::recorder::{Answer, Recorder};
 use crate::scenario::Scenario;
-use crate::shared::{lock, shared};
+use crate::shared::{Shared, lock, shared};
 use crate::trace::{Trace, TraceMode};
 use crate::trouble;
 use crate::weather::Weather;
@@ -33,6 +33,8 @@ use crate::weather::Weather;
 const ACKED_WITHIN: Duration = Duration::from_secs(15);
 /// In peace, an observer must get to the end of the log within this time.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
+/// In peace, a node must have released everything within this time.
+const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Rows of one read of the final log.
 const PAGE: usize = 500;
 
@@ -104,6 +106,8 @@ struct Play {
     conversations: Vec<ConvRef>,
     senders: Vec<Subject>,
     machines: Vec<Machine>,
+    /// No process is started any more.
+    closed: Shared<bool>,
 }
 
 /// Streams of the seed: the executor uses 0, process n uses n + 1; these are far above.
@@ -142,7 +146,7 @@ impl Play {
         let machines = (0..scenario.machines)
             .map(|number| Machine::new(&format!("node-{number}"), site.clone(), fork(&mut dice)))
             .collect();
-        Self { world, site, scenario, dice, history, tally, conversations, senders, machines }
+        Self { world, site, scenario, dice, history, tally, conversations, senders, machines, closed: shared(false) }
     }
 
     /// The whole play. Returns what went wrong besides the history.
@@ -157,7 +161,40 @@ impl Play {
         chatter.finished().await;
         let mut failures = self.last_words().await;
         failures.extend(self.wait_for(&observers).await);
+        failures.extend(self.needless_resyncs());
+        failures.extend(self.close().await);
         self.write_down_the_end().await;
+        failures
+    }
+
+    /// A position is void only in another history or too far behind; otherwise nobody may lose theirs.
+    fn needless_resyncs(&self) -> Option<String> {
+        let coverage = self.tally.coverage();
+        let far_behind = self.scenario.limits.hub.catch_up_records as u64 <= coverage.claims + self.messages();
+        let needless = coverage.resyncs > 0 && coverage.generations == 0 && !far_behind;
+        needless.then(|| format!("{} resyncs, but the log is the same and nobody is far behind", coverage.resyncs))
+    }
+
+    /// Most messages that a conversation can hold.
+    fn messages(&self) -> u64 {
+        let lanes = self.scenario.senders * self.scenario.lanes;
+        lanes as u64 * self.scenario.messages + 1
+    }
+
+    /// Ends every node in order: no lease may be left behind.
+    async fn close(&self) -> Vec<String> {
+        *lock(&self.closed) = true;
+        for machine in &self.machines {
+            machine.shut_down(SHUT_DOWN_WITHIN).await;
+        }
+        let mut failures = Vec::new();
+        for conversation in &self.conversations {
+            let info = self.site.recorder.conversation(conversation).await;
+            let head = info.expect("the memory store does not fail by itself").and_then(|info| info.head);
+            if let Some(owner) = head.and_then(|head| head.owner) {
+                failures.push(format!("{} is still owned by {owner} after every node was shut down", conversation.id));
+            }
+        }
         failures
     }
 
@@ -182,8 +219,9 @@ impl Play {
     fn supervise(&mut self) {
         for machine in self.machines.clone() {
             let (world, mut dice) = (self.world.clone(), fork(&mut self.dice));
+            let closed = self.closed.clone();
             self.world.spawn("supervisor", async move {
-                loop {
+                while !*lock(&closed) {
                     machine.start();
                     world.sleep(dice.between(Duration::from_millis(20), Duration::from_millis(2_000))).await;
                 }

@@ -9,8 +9,10 @@ use std::time::Duration;
 use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::history::{Counts, Event};
 use conch_core::ids::{ConvRef, ConversationId, Region, Seq, Subject};
-use conch_core::record::Record;
+use conch_core::record::{Record, RecordKind};
+use conch_core::turn::journal;
 use conch_server::seams::Clock as _;
+use conch_server::turn::agents::DEMO;
 use conch_store::memory::{MemoryStore, Mutant};
 use conch_store::{Direction, LogStore as _, NewConversation, RangeQuery};
 use tokio::sync::mpsc;
@@ -33,6 +35,8 @@ use crate::weather::Weather;
 const ACKED_WITHIN: Duration = Duration::from_secs(15);
 /// In peace, an observer must get to the end of the log within this time.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
+/// In peace, every turn that was waiting must have run within this time.
+const TURNS_END_WITHIN: Duration = Duration::from_secs(400);
 /// In peace, a node must have released everything within this time.
 const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Rows of one read of the final log.
@@ -160,6 +164,7 @@ impl Play {
         self.make_peace();
         chatter.finished().await;
         let mut failures = self.last_words().await;
+        failures.extend(self.wait_for_turns().await);
         failures.extend(self.wait_for(&observers).await);
         failures.extend(self.needless_resyncs());
         failures.extend(self.close().await);
@@ -199,14 +204,15 @@ impl Play {
     }
 
     async fn create_conversations(&self) {
-        for conversation in &self.conversations {
+        for (number, conversation) in self.conversations.iter().enumerate() {
+            let is_session = number < self.scenario.sessions;
             let new = NewConversation {
                 conversation: conversation.clone(),
-                kind: ConversationKind::Channel,
+                kind: if is_session { ConversationKind::Session } else { ConversationKind::Channel },
                 regions: Vec::new(),
                 home: "local".parse::<Region>().expect("valid"),
                 title: None,
-                agent: None,
+                agent: is_session.then(|| DEMO.parse().expect("an agent's name")),
                 settings: Settings::default(),
                 creator: self.senders[0].clone(),
                 members: self.senders.clone(),
@@ -287,6 +293,23 @@ impl Play {
         failures
     }
 
+    /// Every input of a session gets exactly one turn with exactly one end (invariant 10), whoever died meanwhile.
+    async fn wait_for_turns(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for conversation in &self.conversations[..self.scenario.sessions] {
+            let give_up = self.world.now() + TURNS_END_WITHIN;
+            let unsettled = loop {
+                let unsettled = unsettled_turns(&self.final_rows(conversation).await);
+                if unsettled.is_empty() || self.world.now() >= give_up {
+                    break unsettled;
+                }
+                self.world.sleep(Duration::from_millis(500)).await;
+            };
+            failures.extend(unsettled.into_iter().map(|detail| format!("{}: {detail}", conversation.id)));
+        }
+        failures
+    }
+
     async fn wait_for(&self, observers: &[Observer]) -> Vec<String> {
         let give_up = self.world.now() + SHOWN_WITHIN;
         let mut failures = Vec::new();
@@ -338,6 +361,22 @@ impl Play {
             }
         }
     }
+}
+
+/// Inputs whose turn does not have one start and one end.
+fn unsettled_turns(rows: &[Record]) -> Vec<String> {
+    let count = |turn: Seq, wanted: fn(RecordKind) -> bool| {
+        rows.iter().filter(|record| record.turn == Some(turn) && wanted(record.kind)).count()
+    };
+    let mut unsettled = Vec::new();
+    for input in rows.iter().filter(|record| journal::is_input(record.kind, &record.sender)) {
+        let (starts, ends) =
+            (count(input.seq, |kind| kind == RecordKind::TurnStarted), count(input.seq, RecordKind::ends_turn));
+        if (starts, ends) != (1, 1) {
+            unsettled.push(format!("the turn of {} has {starts} starts and {ends} ends", input.seq));
+        }
+    }
+    unsettled
 }
 
 /// Another source, drawn from this one.

@@ -20,4 +20,5 @@ pub mod ring;
 pub mod sequencer;
 pub mod time;
 pub mod turn;
+pub mod verify;
 pub mod wire;

@@ -1,6 +1,6 @@
 //! The machine against a small model of its owner and of the store.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -17,7 +17,7 @@ use crate::turn::{Action, Due, Input, QUEUE_MAX_INPUTS, StepId, TurnCheckpoint, 
 struct Owner {
     machine: TurnMachine,
     log: Vec<Record>,
-    keys: HashSet<(Subject, String)>,
+    keys: BTreeSet<(Subject, String)>,
     /// Groups that wait for the next batch.
     pending: Vec<Vec<Draft>>,
     /// The turn that a runner of this process runs, with its last step.
@@ -33,7 +33,7 @@ impl Owner {
         let mut owner = Self {
             machine: TurnMachine::new("demo".parse().expect("valid")),
             log: Vec::new(),
-            keys: HashSet::new(),
+            keys: BTreeSet::new(),
             pending: Vec::new(),
             runner: None,
             due: Due::Clear,
@@ -300,6 +300,46 @@ fn an_end_on_its_way_closes_the_turn_for_what_follows() {
     owner.commit();
     assert_eq!(owner.log.last().map(|end| end.body.as_str()), Some(r#"{"reason":"agent_failed"}"#));
     assert!(owner.machine.admit(&failure).is_err(), "it has ended");
+}
+
+#[test]
+fn an_input_whose_turn_is_cancelled_while_it_waits_never_starts() {
+    let mut owner = Owner::new();
+    owner.input();
+    owner.commit();
+    owner.commit();
+    owner.input();
+    owner.commit();
+    let waits = owner.log[2].seq;
+    let cancelled = Draft { kind: RecordKind::TurnCancelled, ..journal::completed(waits) };
+    assert_eq!(owner.machine.due_after([&cancelled]), Due::Turn);
+    owner.pending.push(vec![cancelled]);
+    owner.commit();
+    owner.runner_ends();
+    owner.commit();
+    assert_eq!((owner.machine.is_idle(), owner.due, owner.runner), (true, Due::Clear, None));
+    let superseded = Draft {
+        kind: RecordKind::TurnSuperseded,
+        sender: Subject::system("@supersede"),
+        ..journal::completed(owner.log[0].seq)
+    };
+    owner.pending.push(vec![superseded]);
+    owner.commit();
+    assert!(owner.machine.is_idle(), "a turn may be superseded after it has ended");
+}
+
+#[test]
+fn what_is_written_beside_the_turns_changes_no_due_row() {
+    let mut owner = Owner::new();
+    owner.input();
+    owner.commit();
+    owner.commit();
+    let turn = owner.log[0].seq;
+    let step = journal::step_completed(turn, &StepId::model(1), &StepResult::Model { output: String::new() });
+    assert_eq!(owner.machine.due_after([&step]), Due::Keep);
+    let end = [journal::answer(turn, &"demo".parse().expect("valid"), "hi"), journal::completed(turn)];
+    assert_eq!(owner.machine.due_after(&end), Due::Clear);
+    assert_eq!(owner.machine.due_after(end.iter().chain([&input("k")])), Due::Input);
 }
 
 #[test]

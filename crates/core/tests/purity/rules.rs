@@ -171,7 +171,9 @@ pub(crate) fn tidy_findings(path: &FilePath, text: &str) -> Vec<Finding> {
 }
 
 fn is_test_file(path: &FilePath) -> bool {
-    path.components().any(|part| matches!(part.as_os_str().to_str(), Some("tests" | "tests.rs" | "benches")))
+    path.components()
+        .filter_map(|part| part.as_os_str().to_str())
+        .any(|part| matches!(part, "tests" | "tests.rs" | "benches") || part.ends_with("_tests.rs"))
 }
 
 fn unwraps(tokens: &[Token]) -> impl Iterator<Item = &Token> {
@@ -280,6 +282,8 @@ fn untidy_samples_are_found() {
     }
     let tidy = "//! A.\n// .unwrap()\nfn f() { x.unwrap_or(0); }\n#[cfg(test)]\nmod tests { fn g() { x.unwrap(); } }\n";
     assert_eq!(tidy_findings(path, tidy), []);
-    assert_eq!(tidy_findings(FilePath::new("core/tests/a.rs"), "//! A.\nfn f() { x.unwrap(); }"), []);
+    for test in ["core/tests/a.rs", "core/src/a/tests.rs", "core/src/a_tests.rs"] {
+        assert_eq!(tidy_findings(FilePath::new(test), "//! A.\nfn f() { x.unwrap(); }"), []);
+    }
     assert_eq!(tidy_findings(path, &"//! A.\n".repeat(FILE_MAX_LINES)), []);
 }

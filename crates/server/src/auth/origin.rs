@@ -254,6 +254,7 @@ mod tests {
             (Development, &[], Some("http://localhost:5173"), local, Some(Page::Foreign)),
             (Development, &[], Some("http://app.localhost:80"), Some("localhost:4000"), Some(Page::Foreign)),
             (Development, &[], evil, local, None),
+            (Development, &[], Some("http://localhost:5173"), None, None),
             (Development, &[], Some("http://localhost.evil.example"), local, None),
             (Development, &[], Some("http://127.0.0.1.evil.example"), local, None),
             (Development, &[], Some("null"), local, None),

@@ -65,7 +65,9 @@ async fn declare(node: &Node, row: &NodeRow) {
     let (ttl, margin) = (node.timing.ttl, node.timing.margin);
     let dead = row.registration.incarnation;
     match node.store.declare_expired(dead, row.beat, ttl, margin).await {
-        Ok(true) => tracing::warn!(node = %row.registration.node, incarnation = %dead, "declared dead: its lease ran out"),
+        Ok(true) => {
+            tracing::warn!(node = %row.registration.node, incarnation = %dead, "declared dead: its lease ran out")
+        }
         Ok(false) => {}
         Err(error) => tracing::debug!(%error, "a death could not be declared"),
     }

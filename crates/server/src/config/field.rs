@@ -82,6 +82,20 @@ pub trait Setting {
     }
 }
 
+impl Setting for u16 {
+    const SHAPE: Shape = Shape::Integer;
+    fn number(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
+impl Setting for u32 {
+    const SHAPE: Shape = Shape::Integer;
+    fn number(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
 impl Setting for u64 {
     const SHAPE: Shape = Shape::Integer;
     fn number(&self) -> Option<u64> {

@@ -6,6 +6,7 @@
 
 pub mod field;
 mod layers;
+mod parts;
 mod reference;
 mod sections;
 mod values;
@@ -73,6 +74,7 @@ impl Config {
         if self.listen == self.ops_listen && self.listen.port() != 0 {
             return Err(ConfigError::Ratio(format!("listen and ops_listen must differ; both are {}", self.listen)));
         }
+        self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
         self.check_auth()
     }
 
@@ -85,13 +87,9 @@ impl Config {
             (2 * message, "2 × limits.message_bytes", count(limits.frame_bytes), "limits.frame_bytes"),
             (2 * message, "2 × limits.message_bytes", count(limits.outbox_bytes), "limits.outbox_bytes"),
             (message, "limits.message_bytes", count(limits.owner_queue_bytes), "limits.owner_queue_bytes"),
-            (message, "limits.message_bytes", count(limits.commit_bytes), "limits.commit_bytes"),
-            (
-                count(limits.append_records),
-                "limits.append_records",
-                count(limits.commit_records),
-                "limits.commit_records",
-            ),
+            (message, "limits.message_bytes", count(limits.append_bytes), "limits.append_bytes"),
+            (limits.route_ms, "limits.route_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
+            (count(limits.commit_batches), "limits.commit_batches", count(limits.commit_queue), "limits.commit_queue"),
             (
                 count(limits.history_default),
                 "limits.history_default",

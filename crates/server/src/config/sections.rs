@@ -115,46 +115,50 @@ section! {
         pushes_per_socket: usize = 64, Range(1, 10_000);
         /// Bytes that may wait for one slow socket or stream; over it live events go, then it is told to resync. At least 2 × limits.message_bytes.
         outbox_bytes: usize = 512 * KIB, Range(16 * 1024, 64 * 1024 * 1024);
-        /// Conversations that this node may own at once.
-        owned_conversations: usize = 100_000, Range(1, 10_000_000);
-        /// Writes that may wait for one conversation's owner; over it `overloaded`.
-        owner_queue_records: usize = 1_024, Range(1, 1_000_000);
-        /// Bytes of bodies that may wait for one conversation's owner. At least limits.message_bytes.
-        owner_queue_bytes: usize = 8 * MIB, Range(4096, 1024 * 1024 * 1024);
+        /// Commands that may wait for one conversation's owner.
+        owner_commands: usize = 4_096, Range(16, 1_000_000);
+        /// Writes that may wait for one conversation's commit; over it `overloaded`.
+        owner_queue_records: usize = 4_096, Range(1, 1_000_000);
+        /// Bytes of bodies that may wait for one conversation's commit. At least limits.message_bytes.
+        owner_queue_bytes: usize = 16 * MIB, Range(4096, 1024 * 1024 * 1024);
         /// Records of one conversation in one commit.
-        append_records: usize = 256, Range(1, 100_000);
-        /// Records in one commit, over all conversations. At least limits.append_records.
-        commit_records: usize = 1_024, Range(1, 100_000);
-        /// Bytes of bodies in one commit, over all conversations. At least limits.message_bytes.
-        commit_bytes: usize = 4 * MIB, Range(4096, 256 * 1024 * 1024);
-        /// Appends that may wait for the commit loop, over all conversations.
-        commit_queue: usize = 4_096, Range(1, 1_000_000);
-        /// Ownership claims in flight at once.
+        append_records: usize = 512, Range(1, 100_000);
+        /// Bytes of one conversation's bodies in one commit; a single larger group goes alone. At least limits.message_bytes.
+        append_bytes: usize = 4 * MIB, Range(4096, 256 * 1024 * 1024);
+        /// Conversations in one commit.
+        commit_batches: usize = 512, Range(1, 100_000);
+        /// Conversations that may wait for the commit. At least limits.commit_batches.
+        commit_queue: usize = 1_024, Range(1, 1_000_000);
+        /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
+        recent_keys: usize = 64, Range(1, 1_000_000);
+        /// Ownership claims under way at once.
         claims: usize = 64, Range(1, 10_000);
-        /// Requests that may wait for one conversation's claim.
-        claim_waiters: usize = 4_096, Range(1, 1_000_000);
-        /// Reads of the store in flight at once; further ones wait.
-        reads: usize = 64, Range(1, 10_000);
+        /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.
+        route_ms: u64 = 5_000, Range(100, MINUTE_MS);
+        /// Frames that may wait for one follower; over it the follower is dropped and comes back.
+        follower_frames: usize = 4_096, Range(16, 1_000_000);
+        /// Commands that may wait for one hub.
+        hub_commands: usize = 1_024, Range(16, 1_000_000);
+        /// Milliseconds that a hub outlives its last session.
+        hub_linger_ms: u64 = 5_000, Range(0, 10 * MINUTE_MS);
+        /// Milliseconds for which a join waits for the owner before it is refused with a directive; stock clients leave after 10 s.
+        join_wait_ms: u64 = 6_000, Range(100, 9_000);
+        /// Milliseconds of an owner's silence after which a hub looks for it again.
+        owner_silence_ms: u64 = 3_000, Range(100, 5 * MINUTE_MS);
+        /// Newest records of a conversation that its hub keeps in memory for those who resume.
+        ring_records: usize = 1_024, Range(1, 100_000);
+        /// Bytes of a conversation's records that its hub keeps in memory.
+        ring_bytes: usize = 2 * MIB, Range(4096, 256 * 1024 * 1024);
         /// Records that a client may be behind and still be caught up record by record; further behind it is told to resync.
         catch_up_records: usize = 10_000, Range(1, 1_000_000);
-        /// Records of a conversation that its hub keeps in memory for those who resume.
-        ring_records: usize = 256, Range(1, 100_000);
-        /// Bytes of a conversation's records that its hub keeps in memory.
-        ring_bytes: usize = 256 * KIB, Range(4096, 256 * 1024 * 1024);
+        /// Records of one read while catching up.
+        catch_up_page: usize = 200, Range(1, 10_000);
+        /// Reads for catching up under way at once on this node.
+        catch_up_reads: usize = 16, Range(1, 10_000);
         /// Records of one history page when the request does not say.
         history_default: usize = 50, Range(1, 10_000);
         /// Records of one history page at most. At least limits.history_default.
         history_limit: usize = 500, Range(1, 10_000);
-        /// Members of one conversation.
-        members: usize = 100_000, Range(2, 10_000_000);
-        /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
-        dedup_records: usize = 1_024, Range(16, 1_000_000);
-        /// Bytes of one completed step's output.
-        step_output_bytes: usize = MIB, Range(1024, 16 * 1024 * 1024);
-        /// Turns that run at once on this node; further ones wait.
-        turns: usize = 256, Range(1, 100_000);
-        /// Turns that may wait in one conversation.
-        queued_turns: usize = 16, Range(1, 1_000);
         /// Milliseconds for which a stopping node finishes what was begun.
         drain_ms: u64 = 30_000, Range(100, 10 * MINUTE_MS);
         /// Milliseconds without a sign of progress after which a worker counts as wedged and /livez fails.
@@ -197,7 +201,7 @@ section! {
         coalesce_ms: u64 = 50, Range(0, 1_000);
         /// Milliseconds to which that window may grow under pressure. At least fanout.coalesce_ms.
         coalesce_max_ms: u64 = 250, Range(0, 1_000);
-        /// Connected sessions of a conversation from which coalescing is on.
+        /// Connected sessions of a conversation from which coalescing is on, and presence is a count.
         coalesce_from: usize = 1_000, Range(1, 10_000_000);
         /// Connected sessions below which coalescing goes off again. At most fanout.coalesce_from.
         coalesce_below: usize = 800, Range(1, 10_000_000);
@@ -214,9 +218,9 @@ section! {
     /// How much one sender may send; a bench's token may lift it.
     Rate, "rate." {
         /// Messages a second, per sender, in the long run.
-        per_second: u64 = 20, Range(1, 1_000_000);
+        per_second: u32 = 20, Range(1, 1_000_000);
         /// Messages that a sender who was quiet may send at once.
-        burst: u64 = 100, Range(1, 1_000_000);
+        burst: u32 = 100, Range(1, 1_000_000);
         /// Senders whose allowance is remembered; the least recent are forgotten.
         senders: usize = 100_000, Range(1, 10_000_000);
     }
@@ -242,8 +246,8 @@ section! {
     Agent, "agents.NAME." {
         /// What answers.
         kind: AgentKind = AgentKind::Demo, Text("demo");
-        /// Milliseconds between two pieces of the demo agent's answer.
-        pace_ms: u64 = 40, Range(0, 10_000);
+        /// Milliseconds between two words of the demo agent's answer.
+        pace_ms: u16 = 120, Range(20, 2_000);
     }
 }
 

@@ -37,12 +37,12 @@ fn without_any_source_the_defaults_hold() {
 
 #[test]
 fn flags_win_over_the_environment_and_that_over_the_file() {
-    let file = "node = 'f'\nregion = 'f'\nlisten = '127.0.0.1:1'\n[rate]\nburst = 1_000\n[agents.demo]\npace_ms = 1\n[agents.other]\n";
+    let file = "node = 'f'\nregion = 'f'\nlisten = '127.0.0.1:1'\n[rate]\nburst = 1_000\n[agents.demo]\npace_ms = 21\n[agents.other]\n";
     let env =
         [("CONCH_REGION", "e"), ("CONCH_LISTEN", "127.0.0.1:2"), ("CONCH_RATE_PER_SECOND", "7"), ("CONCH_NODE", "")];
     let flags = Flags {
         listen: Some("127.0.0.1:3".to_owned()),
-        ..set(&["hibernation.memory_ms=500", "agents.demo.pace_ms=2"])
+        ..set(&["hibernation.memory_ms=500", "agents.demo.pace_ms=22"])
     };
     let config = load(Some(file), &env, flags).expect("valid");
     assert_eq!((config.node.as_str(), config.region.as_str()), ("f", "e"));
@@ -50,7 +50,7 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
     assert_eq!((config.rate.burst, config.rate.per_second), (1_000, 7));
     assert_eq!(config.hibernation.memory_ms, 500);
     let paces: Vec<_> = config.agents.0.iter().map(|(name, agent)| (name.as_str(), agent.pace_ms)).collect();
-    assert_eq!(paces, [("demo", 2), ("other", 40)]);
+    assert_eq!(paces, [("demo", 22), ("other", 120)]);
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn ratios_are_checked() {
         ),
         (&["limits.outbox_bytes=100000"], "limits.outbox_bytes (100000) must be at least"),
         (&["limits.owner_queue_bytes=5000"], "limits.owner_queue_bytes"),
-        (&["limits.commit_bytes=5000"], "limits.commit_bytes"),
-        (&["limits.commit_records=10"], "limits.commit_records (10) must be at least limits.append_records (256)"),
+        (&["limits.append_bytes=5000"], "limits.append_bytes"),
+        (&["limits.commit_queue=10"], "limits.commit_queue (10) must be at least limits.commit_batches (512)"),
         (&["limits.history_limit=10"], "limits.history_limit (10) must be at least limits.history_default (50)"),
         (
             &["hibernation.release_ms=1000"],
@@ -142,6 +142,7 @@ fn ratios_are_checked() {
         (&["sequencer.gap=10"], "sequencer.gap (10) must be at least sequencer.block (1000)"),
         (&["fanout.coalesce_ms=300"], "fanout.coalesce_max_ms (250) must be at least fanout.coalesce_ms (300)"),
         (&["fanout.coalesce_below=2000"], "fanout.coalesce_from (1000) must be at least fanout.coalesce_below (2000)"),
+        (&["limits.route_ms=20000"], "limits.request_timeout_ms (10000) must be at least limits.route_ms (20000)"),
         (&["ops_listen=127.0.0.1:4000"], "listen and ops_listen must differ"),
         (&["auth.secret=short"], "auth.secret is 5 bytes long; at least 32 are needed"),
         (
@@ -163,8 +164,8 @@ fn a_config_made_in_code_is_checked_as_well() {
     config.rate.burst = 0;
     assert!(config.check().expect_err("out of range").to_string().contains("rate.burst: is 0"));
     let mut config = Config::default();
-    config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 99_999);
-    assert!(config.check().expect_err("out of range").to_string().contains("agents.demo.pace_ms: is 99999"));
+    config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 9_999);
+    assert!(config.check().expect_err("out of range").to_string().contains("agents.demo.pace_ms: is 9999"));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::errors::HttpError;
 const ENVELOPE_BYTES: usize = 8 * 1024;
 
 /// A JSON request body.
-pub struct Json<T>(pub T);
+pub(super) struct Json<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
     type Rejection = HttpError;
@@ -30,7 +30,8 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         }
         // White space between tokens does not count towards a body's limit, so a request may be larger than that.
         let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
-        let announced = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        let announced =
+            request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|bytes| bytes > limit as u64) {
             return Err(too_large(limit).into());
         }
@@ -49,7 +50,7 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
 }
 
 /// A query string. Unknown parameters are refused, but for the token.
-pub struct Query<T>(pub T);
+pub(super) struct Query<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequestParts<Gateway> for Query<T> {
     type Rejection = HttpError;

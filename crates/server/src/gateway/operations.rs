@@ -15,7 +15,7 @@ use crate::auth::grants::{Access, Membership, Permission, Principal, RateLimit};
 
 /// A range of history as a client asks for it.
 #[derive(Debug, Clone, Default)]
-pub struct HistoryRequest {
+pub(crate) struct HistoryRequest {
     /// The first records above this seq.
     pub after: Option<u64>,
     /// The last records below this seq.
@@ -68,7 +68,7 @@ impl Gateway {
         let now = self.node().seams.now();
         let mut rates = self.shared.rates.lock().expect("no holder of the rates panics");
         rates.take(now, &principal.sub, 1).map_err(|wait| {
-            self.node().metrics.rate_limited();
+            self.node().metrics.rate_limited.inc();
             let after_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
             let rate = &self.shared.rate;
             let detail = format!("at most {} messages a second, {} at once", rate.per_second, rate.burst);

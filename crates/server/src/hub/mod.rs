@@ -244,6 +244,12 @@ impl Hubs {
         self.table().hubs.get(&conversation.key).map(|entry| entry.hub.clone())
     }
 
+    /// How many sessions watch a conversation here; `None`: nobody has for a while.
+    #[must_use]
+    pub fn connected(&self, conversation: &ConvRef) -> Option<usize> {
+        self.table().hubs.get(&conversation.key).map(|entry| entry.sessions)
+    }
+
     /// Who is present, as the JSON of `GET …/presence`; `None` when nobody watches here.
     pub async fn presence(&self, conversation: &ConvRef) -> Option<String> {
         let hub = self.existing(conversation)?;

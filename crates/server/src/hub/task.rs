@@ -453,7 +453,6 @@ impl Hub {
             Attach::Live | Attach::Gone => {}
             Attach::ReadOn(position) | Attach::Wait(position) => self.catch_up(id, position),
         }
-        
     }
 
     async fn is_too_far_behind(&mut self, after: Seq) -> bool {

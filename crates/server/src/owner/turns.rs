@@ -38,11 +38,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// Folds a session's log: its checkpoint, then what came after it.
-    pub(super) async fn thaw(
-        store: &dyn Store,
-        conversation: &ConvRef,
-        agent: AgentName,
-    ) -> Result<Self, StoreError> {
+    pub(super) async fn thaw(store: &dyn Store, conversation: &ConvRef, agent: AgentName) -> Result<Self, StoreError> {
         let damaged = |detail: String| StoreError::Damaged(format!("conversation {}: {detail}", conversation.id));
         let checkpoint = store.checkpoint(conversation).await?;
         let checkpoint_version = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.version);

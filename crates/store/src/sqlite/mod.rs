@@ -18,6 +18,7 @@ mod schema;
 mod store;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod writer;
 
 use std::path::Path;
@@ -28,6 +29,7 @@ use conch_core::ids::NodeName;
 
 pub use directory::{DATABASE_FILE, LOCK_FILE};
 pub use error::OpenError;
+pub use verify::verify;
 
 use directory::DirectoryLock;
 use readers::Readers;

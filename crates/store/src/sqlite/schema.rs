@@ -50,7 +50,8 @@ CREATE TABLE conv_head(conv_id BLOB PRIMARY KEY, epoch INTEGER NOT NULL CHECK (e
 CREATE TABLE record(conv_id BLOB NOT NULL, seq INTEGER NOT NULL, epoch INTEGER NOT NULL, kind INTEGER NOT NULL,
   sender TEXT NOT NULL, client_msg_id TEXT NOT NULL, name TEXT, turn INTEGER, at INTEGER NOT NULL, edited_at INTEGER,
   deleted_at INTEGER, body_hash BLOB NOT NULL, body TEXT NOT NULL,
-  PRIMARY KEY (conv_id, seq), UNIQUE (conv_id, sender, client_msg_id)) STRICT, WITHOUT ROWID;
+  PRIMARY KEY (conv_id, seq)) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX record_key ON record(conv_id, sender, client_msg_id);
 CREATE TABLE conv_due(conv_id BLOB PRIMARY KEY, due_at INTEGER NOT NULL, why INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE INDEX conv_due_at ON conv_due(due_at);
 CREATE TABLE member(conv_id BLOB NOT NULL, sub TEXT NOT NULL, since INTEGER NOT NULL, PRIMARY KEY (conv_id, sub))

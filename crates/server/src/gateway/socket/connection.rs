@@ -54,7 +54,10 @@ pub(super) struct Joined {
 
 /// Whether the connection goes on.
 enum Next {
+    /// Wait for something.
     GoOn,
+    /// There is more in the buffer.
+    More,
     End,
 }
 
@@ -85,13 +88,19 @@ impl Connection {
         tokio::pin!(expiry, idle);
         let mut writable = false;
         loop {
-            if let Next::End = self.handle_buffer() {
-                break;
+            match self.handle_buffer() {
+                Next::End => break,
+                Next::More => {
+                    writable = self.outbox.flush() == Flush::Blocked;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Next::GoOn => {}
             }
             tokio::select! {
                 biased;
                 // All branches are cancel safe: readiness is kept by the stream, notifications by their notifier.
-                () = self.outbox.work() => writable = true,
+                () = self.outbox.work() => {}
                 ready = self.stream.writable(), if writable => drop(ready),
                 ready = self.stream.readable() => {
                     if ready.is_err() || matches!(self.read(), Next::End) {
@@ -101,11 +110,9 @@ impl Connection {
                 }
                 () = self.shutdown.begun() => {
                     self.close(CloseCode::RESTART, "the node shuts down");
-                    writable = true;
                 }
                 () = &mut expiry => {
                     self.close(CloseCode::POLICY, "the token has expired");
-                    writable = true;
                 }
                 () = &mut idle => {
                     if self.last_read.elapsed() >= IDLE {
@@ -191,8 +198,8 @@ impl Connection {
                 }
             }
         }
-        // More is there: come back at once, after the outbox had its turn.
-        Next::GoOn
+        // The outbox and the other connections get their turn first.
+        Next::More
     }
 
     fn text(&mut self, text: &str) {

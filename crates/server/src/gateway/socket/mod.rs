@@ -7,7 +7,7 @@
 
 mod channel;
 mod connection;
-pub mod outbox;
+mod outbox;
 mod pushes;
 
 use std::sync::Arc;
@@ -54,19 +54,13 @@ pub(super) async fn upgrade(State(gateway): State<Gateway>, mut request: Request
             Ok(parts) => {
                 let connection =
                     connection::Connection::new(gateway, principal, parts.io.into_inner(), &parts.read_buf);
-                drop(upgrade_guard(slot, connection.run()).await);
+                connection.run().await;
+                drop(slot);
             }
             Err(_) => tracing::error!("an upgraded connection is not a TCP stream"),
         }
     });
     response
-}
-
-/// Runs a connection while its slot is held.
-async fn upgrade_guard<T>(slot: super::Slot, connection: impl Future<Output = T>) -> T {
-    let outcome = connection.await;
-    drop(slot);
-    outcome
 }
 
 fn admit(gateway: &Gateway, request: &Request) -> Result<(HeaderValue, Arc<Principal>), Refusal> {

@@ -21,7 +21,7 @@ use crate::hub::sink::Push;
 const GATHER: usize = 32;
 
 /// See the module's description.
-pub struct Outbox {
+pub(super) struct Outbox {
     stream: Arc<TcpStream>,
     limit_bytes: usize,
     queue: Mutex<Queue>,
@@ -50,7 +50,7 @@ enum State {
 
 /// What the connection's task has to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Flush {
+pub(super) enum Flush {
     /// Nothing waits.
     Empty,
     /// The kernel's buffer is full: wait until the socket is writable.
@@ -62,7 +62,7 @@ pub enum Flush {
 impl Outbox {
     /// An outbox that lets `limit_bytes` wait.
     #[must_use]
-    pub fn new(stream: Arc<TcpStream>, limit_bytes: usize) -> Self {
+    pub(super) fn new(stream: Arc<TcpStream>, limit_bytes: usize) -> Self {
         Self { stream, limit_bytes, queue: Mutex::default(), work: Notify::new(), room: Notify::new() }
     }
 
@@ -71,7 +71,7 @@ impl Outbox {
     }
 
     /// Sends a frame now, if nothing waits before it; else queues it. Live frames may fill half of the bound.
-    pub fn push(&self, frame: &Bytes, class: Class) -> Push {
+    pub(super) fn push(&self, frame: &Bytes, class: Class) -> Push {
         let mut queue = self.queue();
         if queue.state != State::Open {
             return Push::Closed;
@@ -100,7 +100,7 @@ impl Outbox {
 
     /// Queues a frame for the connection's task, which writes several with one call: answers to pushes, which come in
     /// bursts. They are few (the pushes under way are bounded), so the bound does not apply.
-    pub fn answer(&self, frame: Bytes) {
+    pub(super) fn answer(&self, frame: Bytes) {
         let mut queue = self.queue();
         if queue.state == State::Open {
             self.enqueue_locked(&mut queue, frame);
@@ -117,7 +117,7 @@ impl Outbox {
     }
 
     /// Sends a last frame; then the connection ends.
-    pub fn finish(&self, frame: Bytes) {
+    pub(super) fn finish(&self, frame: Bytes) {
         let mut queue = self.queue();
         if queue.state == State::Open {
             self.enqueue_locked(&mut queue, frame);
@@ -128,7 +128,7 @@ impl Outbox {
     }
 
     /// Ends the connection without another byte.
-    pub fn abort(&self) {
+    pub(super) fn abort(&self) {
         let mut queue = self.queue();
         self.close_now(&mut queue);
     }
@@ -140,11 +140,10 @@ impl Outbox {
     }
 
     /// Writes what waits, until it is all gone or the kernel takes no more.
-    pub fn flush(&self) -> Flush {
+    pub(super) fn flush(&self) -> Flush {
         let mut queue = self.queue();
         while !queue.frames.is_empty() {
-            let slices: Vec<IoSlice<'_>> =
-                queue.frames.iter().take(GATHER).map(|frame| IoSlice::new(frame)).collect();
+            let slices: Vec<IoSlice<'_>> = queue.frames.iter().take(GATHER).map(|frame| IoSlice::new(frame)).collect();
             match self.stream.try_write_vectored(&slices) {
                 Ok(0) => self.close_now(&mut queue),
                 Ok(written) => queue.advance(written),
@@ -164,12 +163,12 @@ impl Outbox {
     }
 
     /// Completes when there is something to flush. Cancel safe.
-    pub async fn work(&self) {
+    pub(super) async fn work(&self) {
         self.work.notified().await;
     }
 
     /// Completes when less than half of the bound waits, or the connection is gone.
-    pub async fn room(&self) {
+    pub(super) async fn room(&self) {
         loop {
             let notified = self.room.notified();
             tokio::pin!(notified);
@@ -183,18 +182,6 @@ impl Outbox {
             }
             notified.await;
         }
-    }
-
-    /// True when nothing more goes in.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.queue().state != State::Open
-    }
-
-    /// Bytes that wait.
-    #[must_use]
-    pub fn waiting_bytes(&self) -> usize {
-        self.queue().bytes
     }
 }
 

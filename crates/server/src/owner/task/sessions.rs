@@ -102,7 +102,9 @@ impl Owner {
 
     pub(super) fn live(&mut self, event: LiveEvent) {
         let Some(turns) = &mut self.turns else { return };
-        if turns.view.apply(&event) != Applied::Stale {
+        // What a runner still had on its way when its turn ended is of no interest any more.
+        let running = event.turn().is_some() && event.turn() == turns.machine.running();
+        if running && turns.view.apply(&event) != Applied::Stale {
             self.send_to_followers(&FollowFrame::Live(Arc::new(event)));
         }
     }
@@ -121,7 +123,9 @@ impl Owner {
         match outcome {
             AppendOutcome::Landed { .. } => {}
             // It is only a reminder: the next thaw or the next batch sets it right.
-            AppendOutcome::Failed(error) if !error.is_ambiguous() => tracing::debug!(%error, "a due row was not written"),
+            AppendOutcome::Failed(error) if !error.is_ambiguous() => {
+                tracing::debug!(%error, "a due row was not written")
+            }
             _ => return self.step(Input::Ended(moved())),
         }
         if let Some(request) = self.next_commit.take() {

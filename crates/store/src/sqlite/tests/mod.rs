@@ -3,6 +3,7 @@
 mod append;
 mod files;
 mod ownership;
+mod processes;
 mod reads;
 
 use std::path::Path;

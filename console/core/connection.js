@@ -17,8 +17,9 @@ export function connectionState({ socket, inbox, conversation, hasBeenLive }) {
     case 'connecting': return hasBeenLive ? 'reconnecting' : 'starting';
     default: break;
   }
-  const isBehind = inbox.isResuming || ['joining', 'catching_up'].includes(conversation?.status)
-    || (hasBeenLive && conversation?.status === 'offline');
+  // A conversation that is opened for the first time is loading, not resuming.
+  const isConversationBehind = conversation?.hasBeenLive && ['offline', 'joining', 'catching_up'].includes(conversation.status);
+  const isBehind = !inbox.isLoaded || inbox.isResuming || isConversationBehind;
   if (!isBehind) return 'live';
   return hasBeenLive ? 'resuming' : 'starting';
 }

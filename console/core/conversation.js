@@ -37,6 +37,7 @@ export class Conversation extends Emitter {
 
   status = 'loading';
   refusal = null;
+  hasBeenLive = false;
   timeline = new Timeline();
   turns = new Turns();
   presence = new Presence();
@@ -207,6 +208,7 @@ export class Conversation extends Emitter {
     if (this.#isResyncing) return;
     this.timeline.advance(seq);
     this.outbox.settleThrough(this.timeline.position);
+    this.hasBeenLive = true;
     this.#enter('live');
     this.outbox.online();
   }

@@ -1,7 +1,7 @@
 /**
  * Obeys directives: runs a call again while the server says that a retry can help, inside the budget it gave.
  *
- * Invariant: never sooner than `after_ms`, never past `budget_ms` counted from the first refusal, never without a directive.
+ * Invariant: never sooner than `after_ms`, never past `budget_ms` counted from the first attempt, never without a directive.
  * Deliberately does not: invent keys; a call with a side effect must carry its own, the same each time.
  */
 import { sleep } from './clock.js';
@@ -10,15 +10,14 @@ import { sleep } from './clock.js';
 export const spread = (delayMs, random) => Math.round(delayMs * (1 + random() / 4));
 
 export async function obeyDirectives(call, { clock, random, stopped = () => false }) {
-  let deadline = null;
+  const startedAt = clock.now();
   for (;;) {
     try {
       return await call();
     } catch (error) {
       if (!error?.retry || stopped()) throw error;
-      deadline ??= clock.now() + error.retry.budget_ms;
       const delayMs = spread(error.retry.after_ms, random);
-      if (clock.now() + delayMs > deadline) throw error;
+      if (clock.now() + delayMs > startedAt + error.retry.budget_ms) throw error;
       await sleep(clock, delayMs);
       if (stopped()) throw error;
     }

@@ -79,7 +79,7 @@ export class Outbox extends Emitter {
   retry(clientMsgId) {
     const entry = this.#find(clientMsgId);
     if (entry?.state !== 'failed' || !entry.error?.retry) return;
-    Object.assign(entry, { state: 'queued', error: null, slow: false, deadline: null });
+    Object.assign(entry, { state: 'queued', error: null, slow: false, attempted_at: null });
     this.#watchSlowness(entry);
     this.#changed();
     this.#pump();
@@ -114,6 +114,7 @@ export class Outbox extends Emitter {
 
   async #transmit(entry) {
     entry.state = 'sending';
+    entry.attempted_at ??= this.#clock.now();
     this.#changed();
     try {
       const { seq } = await this.#send(entry.client_msg_id, entry.body);
@@ -132,15 +133,14 @@ export class Outbox extends Emitter {
     if (isUnknownOutcome(error)) {
       // Timed out on a live connection: the same key again, at once. Lost: `online()` comes with the next join.
       if (error.code === 'disconnected') this.#isOnline = false;
-      entry.state = 'queued';
+      Object.assign(entry, { state: 'queued', attempted_at: null });
       return;
     }
     entry.error = { code: error.code, detail: error.detail, retry: error.retry };
     if (!error.retry) return this.#fail(entry);
-    const now = this.#clock.now();
-    entry.deadline ??= now + error.retry.budget_ms;
     const delayMs = spread(error.retry.after_ms, this.#random);
-    if (now + delayMs > entry.deadline) return this.#fail(entry);
+    const isSpent = this.#clock.now() + delayMs > entry.attempted_at + error.retry.budget_ms;
+    if (isSpent) return this.#fail(entry);
     entry.state = 'waiting';
     this.#clock.setTimeout(() => {
       if (entry.state !== 'waiting' || !this.entries.includes(entry)) return;

@@ -11,7 +11,10 @@ import { rich } from './text.js';
 
 const REASONS = {
   owner_lost: 'The server stopped in the middle of this answer. Ask again to have another.',
-  cancelled: 'Cancelled.',
+  agent_failed: 'The agent gave no answer.',
+  agent_unknown: 'This server does not have that agent.',
+  append_refused: 'The answer could not be written down.',
+  step_too_large: 'A step of this answer was too large to keep.',
 };
 
 export function turnView() {
@@ -39,9 +42,9 @@ export function turnView() {
       time.title = fullTime(at);
     }
     setText(status, isRunning ? activity(turn, streaming) : '');
-    components = keyed(steps, stepItems(turn), components, () => stepView());
+    components = keyed(steps, stepItems(turn, streaming), components, () => stepView());
     steps.hidden = components.size === 0;
-    const text = turn.answer?.body?.text ?? streaming?.text ?? '';
+    const text = turn.answer?.body?.text ?? streaming?.text ?? closing(turn)?.text ?? '';
     if (text !== shown) {
       shown = text;
       words.replaceChildren(...rich(text));
@@ -60,11 +63,18 @@ function activity(turn, streaming) {
 }
 
 /** Tool calls, and what the model said on its way to them; its last words are the answer and shown there. */
-function stepItems(turn) {
+function stepItems(turn, streaming) {
   const answer = turn.answer?.body?.text;
+  const last = streaming ? null : closing(turn);
   return turn.steps
-    .filter((step) => step.type !== 'model' || (step.done && step.text && step.text !== answer))
+    .filter((step) => step.type !== 'model' || (step.done && step.text && step.text !== answer && step !== last))
     .map((step) => ({ key: step.step, type: step.type, step }));
+}
+
+/** The model's words that nothing has followed yet: they stay where they were streamed until the answer or a tool call comes. */
+function closing(turn) {
+  const last = turn.steps.at(-1);
+  return !turn.answer && last?.type === 'model' && last.done ? last : null;
 }
 
 function endOf({ state, reason, answer }) {

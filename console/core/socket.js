@@ -60,9 +60,10 @@ export class Socket extends Emitter {
 
   close(reason = null) {
     this.#cancelTimer();
-    this.#drop(1000);
     this.reason = reason;
-    this.#enter('closed');
+    this.state = 'closed';
+    this.#drop(1000);
+    this.#announce();
   }
 
   /** The server asked for a reconnection: leave now, come back after its delay, spread over its jitter. */
@@ -164,13 +165,15 @@ export class Socket extends Emitter {
   #lost(code = null) {
     if (this.state === 'waiting' || this.state === 'closed') return;
     if (this.state === 'connecting') this.#unopened += 1;
-    this.#drop(code);
     const delayMs = this.#directedMs ?? reconnectDelay(this.#attempt, this.jitterMs, this.random);
     this.#directedMs = null;
     this.#attempt += 1;
     this.retryAt = this.clock.now() + delayMs;
     this.#timer = this.clock.setTimeout(() => this.connect(), delayMs);
-    this.#enter('waiting');
+    // The state first: whoever hears of a lost channel must not find an open socket.
+    this.state = 'waiting';
+    this.#drop(code);
+    this.#announce();
   }
 
   #drop(code) {
@@ -190,6 +193,11 @@ export class Socket extends Emitter {
 
   #enter(state) {
     this.state = state;
+    this.#announce();
+  }
+
+  #announce() {
+    const { state } = this;
     this.emit('state', { state, retryAt: this.retryAt, reason: this.reason });
   }
 }

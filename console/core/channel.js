@@ -82,7 +82,8 @@ export class Channel extends Emitter {
     if (event === 'phx_error') return this.#scheduleRejoin();
     if (event === 'phx_close') return this.#closedByServer();
     if (event === 'reconnect') return this.#socket.reconnectAfter(payload.after_ms ?? 0);
-    this.emit('event', { event, payload });
+    // Broadcasts carry no join_ref: one that overtakes the join's reply belongs to an earlier join, and the catch-up brings it again.
+    if (this.state === 'joined') this.emit('event', { event, payload });
   }
 
   #sendJoin() {

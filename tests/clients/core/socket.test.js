@@ -36,7 +36,7 @@ test('joins, pushes and gets the reply of the right frame', async () => {
   await assert.rejects(answers[1], (error) => error.code === 'rate_limited' && error.retry.budget_ms === 50);
 });
 
-test('ghosts of an earlier join are ignored, broadcasts are not', async () => {
+test('ghosts of an earlier join are ignored, broadcasts after the reply are not', async () => {
   const { socket, sockets } = await opened();
   const channel = socket.channel('t', () => ({}));
   const seen = [];
@@ -47,10 +47,13 @@ test('ghosts of an earlier join are ignored, broadcasts are not', async () => {
   channel.rejoin();
   sockets.latest.push('1', '1', 't', 'phx_close', {});
   sockets.latest.push('1', null, 't', 'ghost', {});
+  sockets.latest.push(null, null, 't', 'early', {});
+  assert.equal(channel.state, 'joining');
+  sockets.latest.reply('phx_join', {});
+  await settle();
   sockets.latest.push(null, null, 't', 'broadcast', {});
   sockets.latest.push('2', null, 't', 'mine', {});
   assert.deepEqual(seen, ['broadcast', 'mine']);
-  assert.equal(channel.state, 'joining');
 });
 
 test('a loss rejects what is open, waits, and rejoins with the parameters of then', async () => {

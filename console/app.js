@@ -40,7 +40,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
     inbox, me, titleOf: (summary) => titles.of(summary), partnerOf: (summary) => titles.partnerOf(summary), onNew, onSignOut: () => end(null),
   });
   const stage = h('main.stage', { id: 'stage' });
-  root.replaceChildren(h('a.skip', { href: '#composer-field', onclick: skip }, 'Skip to the conversation'),
+  root.replaceChildren(h('a.skip', { href: '#stage', onclick: skip }, 'Skip to the conversation'),
     h('div.shell', {}, sidebar.element, stage), banner.element, announcer);
 
   /** The token for the next connection. A browser does not say why a socket failed to open, so HTTP is asked. */

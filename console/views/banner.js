@@ -13,7 +13,7 @@ export function bannerView({ onRetry }) {
   const button = h('button.text-button', { type: 'button', hidden: true, onclick: onRetry }, 'Try now');
   // The words count down each second: only the state is announced, or the countdown would be read aloud.
   const spoken = h('span.sr-only', { role: 'status' });
-  const element = h('div.banner', { hidden: true }, h('span.banner-dot', { 'aria-hidden': 'true' }), words, button, spoken);
+  const element = h('aside.banner', { hidden: true, 'aria-label': 'Connection' }, h('span.banner-dot', { 'aria-hidden': 'true' }), words, button, spoken);
   const queue = [];
   let shown = 'starting';
   let retryAt = null;

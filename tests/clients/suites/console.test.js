@@ -236,6 +236,22 @@ describe('the console', { timeout: 170_000 }, () => {
     await bob.sees('after the storm');
   });
 
+  test('a turn that the server took down with it is said to have failed, and the next one runs', async () => {
+    const alice = await enter('alice');
+    await alice.create('Agent', 'Cut short');
+    await alice.say('Tell me something long');
+    await until(async () => (await alice.page.locator('.answer.is-streaming').innerText().catch(() => '')).length > 5, 'the stream to be under way');
+    await server.kill();
+    await alice.connection('disconnected');
+    await server.run();
+    await alice.page.getByRole('button', { name: 'Try now' }).click({ timeout: 2_000 }).catch(() => {});
+    await alice.page.locator('.turn[data-state=failed]').getByText('The server stopped in the middle of this answer.').waitFor();
+    await shoot(alice.page, 'turn-failed');
+    await alice.say('Once more');
+    await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+    assert.equal(await alice.page.locator('.turn').count(), 2);
+  });
+
   test('written while disconnected, then reloaded: still goes out, once', async () => {
     const alice = await enter('alice');
     await alice.create('Channel', 'Kept');

@@ -59,11 +59,14 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
     }
   }
 
-  /** The banner hears of every state, however short; all else is drawn once a frame. */
+  /** The banner hears of every state, however short, and a hidden tab's title tells of news; all else is drawn once a frame. */
   function changed() {
     const state = stateNow();
     hasBeenLive ||= state === 'live';
     banner.update(state, socket.retryAt);
+    const unread = inbox.totalUnread;
+    const title = open ? `${openTitle()} · Conch` : 'Conch';
+    document.title = unread > 0 ? `(${unread}) ${title}` : title;
     frame ||= requestAnimationFrame(update);
   }
 
@@ -74,9 +77,6 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
     const state = stateNow();
     sidebar.update({ selected: open?.conversation.id ?? null, state });
     open?.view.update();
-    const unread = inbox.totalUnread;
-    const title = open ? `${openTitle()} · Conch` : 'Conch';
-    document.title = unread > 0 ? `(${unread}) ${title}` : title;
   }
 
   const openSummary = () => inbox.get(open.conversation.id) ?? open.summary ?? { id: open.conversation.id, kind: null, title: null };
@@ -111,7 +111,10 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
       title: openTitle,
       isMember: () => (inbox.isLoaded ? inbox.get(id) !== null : null),
       unreadAfter: summary?.unread > 0 ? summary.cursor ?? 0 : null,
-      onRead: (seq) => { conversation.readThrough(seq); inbox.reading(id); },
+      onRead: (seq) => {
+        inbox.reading(seq === null ? null : id);
+        if (seq !== null) conversation.readThrough(seq);
+      },
       onJoin: () => join(id).catch(() => {}),
       onPeople: () => showPeople(conversation),
     });

@@ -46,7 +46,7 @@ export class Inbox extends Emitter {
 
   unread(summary) { return summary.id === this.#reading ? 0 : summary.unread ?? 0; }
 
-  get totalUnread() { return this.list.reduce((total, summary) => total + this.unread(summary), 0); }
+  get totalUnread() { return [...this.#summaries.values()].reduce((total, summary) => total + this.unread(summary), 0); }
 
   #received(event, payload) {
     if (event === 'conversation') this.#upsert(payload);

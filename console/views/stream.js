@@ -16,7 +16,7 @@ const END_SLACK_PX = 48;
 const LOAD_AHEAD_PX = 400;
 const KEEP_RECORDS = 400;
 
-/** `unreadAfter`: my cursor when it was opened, if something is unread; `onRead(seq)`: the end is in sight. */
+/** `unreadAfter`: my cursor when it was opened, if something is unread; `onRead(seq)`: the end is in sight, or (null) no more. */
 export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intro }) {
   const list = h('ol.items');
   const older = h('p.older', { role: 'status' });
@@ -70,11 +70,9 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
 
   /** After drawing, scrolling or coming back to the tab: what has been read, and is more history needed? */
   function settle() {
-    if (isAtEnd) {
-      missed = 0;
-      const last = conversation.timeline.records.at(-1);
-      if (last && document.visibilityState === 'visible' && document.hasFocus()) onRead(last.seq);
-    }
+    if (isAtEnd) missed = 0;
+    const isWatched = isAtEnd && document.visibilityState === 'visible' && document.hasFocus();
+    onRead(isWatched ? conversation.timeline.records.at(-1)?.seq ?? null : null);
     jump.hidden = isAtEnd;
     setText(jumpLabel, missed > 0 ? `${missed} new` : 'Latest');
     if (scroller.scrollTop < LOAD_AHEAD_PX && !conversation.isLoadingOlder && conversation.timeline.hasOlder && conversation.status !== 'offline') {
@@ -89,6 +87,7 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
   }, { passive: true });
   const onAttention = () => settle();
   window.addEventListener('focus', onAttention);
+  window.addEventListener('blur', onAttention);
   document.addEventListener('visibilitychange', onAttention);
   const resized = new ResizeObserver(() => { if (isAtEnd) scroller.scrollTop = scroller.scrollHeight; });
   resized.observe(scroller);
@@ -111,6 +110,7 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
     cancelAnimationFrame(frame);
     resized.disconnect();
     window.removeEventListener('focus', onAttention);
+    window.removeEventListener('blur', onAttention);
     document.removeEventListener('visibilitychange', onAttention);
   };
   return { element, draw, stop, focus: () => scroller.focus({ preventScroll: true }) };

@@ -1,3 +1,7 @@
-//! The `conch` command.
+//! The `conch` command; everything is in the library beside it, so that tests can use the client.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    conch_cli::main()
+}

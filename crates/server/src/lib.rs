@@ -1,3 +1,18 @@
 //! The shell around `conch-core`: connections, tasks, clocks.
 
+pub mod auth;
+pub mod cluster;
+pub mod config;
+pub mod frame;
+pub mod gateway;
+pub mod hub;
+pub mod metrics;
+pub mod node;
+pub mod ops;
+pub mod owner;
+pub mod people;
+pub mod router;
+pub mod runtime;
 pub mod seams;
+pub mod serve;
+pub mod turn;

@@ -8,6 +8,7 @@
 
 pub mod conformance;
 mod error;
+pub mod faulty;
 mod lease;
 mod log;
 pub mod memory;

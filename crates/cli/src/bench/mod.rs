@@ -1,0 +1,195 @@
+//! `conch bench`: what the product costs, side by side with what the machine itself costs, in one run.
+//!
+//! Invariant: every figure stands beside a baseline that was measured in the same run, in alternating rounds; a ratio is
+//! given with its smallest and largest round. Bounded in time, requests and processes; every process is ended by its id.
+//!
+//! Deliberately absent: judging. A benchmark prints numbers and never fails on them.
+
+mod append;
+mod baseline;
+mod clients;
+mod fanout;
+mod histogram;
+mod process;
+mod sender;
+mod server;
+mod worker;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::output::{Format, Output};
+
+/// Measure.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Durable acknowledged sends a second, and how long an ack takes.
+    Append(AppendArgs),
+    /// One channel, many sessions: the server's CPU per delivery, latency, completeness, memory per session.
+    Fanout(FanoutArgs),
+    /// The sessions of a fan-out, in a process of their own; speaks JSON lines with the bench.
+    #[command(hide = true)]
+    FanoutClients(clients::ClientsArgs),
+    /// The bare send loop that a fan-out is compared with.
+    #[command(hide = true)]
+    BareSender(sender::SenderArgs),
+}
+
+/// How pushes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Transport {
+    /// Phoenix pushes over WebSocket.
+    Ws,
+    /// One POST a message.
+    Http,
+}
+
+/// Whether the baseline is measured too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Baseline {
+    /// In alternating rounds.
+    With,
+    /// The product alone.
+    Without,
+}
+
+#[derive(Debug, Args)]
+struct AppendArgs {
+    /// A server that runs already, instead of one of the bench's own. Takes CONCH_TOKEN, with `rate` lifted
+    /// (conch token --unlimited-rate --can read,send,run,create,admin). Without a baseline.
+    #[arg(long)]
+    url: Option<String>,
+    /// How many conversations, 1 to 100,000.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    conversations: u32,
+    /// How many sends are under way at any time, 1 to 10,000.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    in_flight: u32,
+    /// How many connections; by default as many as the topics need (100 a socket), or with HTTP one a send.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: Option<u32>,
+    /// Bytes of a message's text, up to 60,000.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    bytes: u32,
+    /// Seconds a round, 1 to 600.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+    /// Rounds, 1 to 20; each one of the server and one of the baseline.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// How the sends travel.
+    #[arg(long, value_enum, default_value_t = Transport::Ws)]
+    transport: Transport,
+    /// The same fenced statements at the batch size that was observed, in a bare loop on a store of its own.
+    #[arg(long, value_enum, default_value_t = Baseline::With)]
+    baseline: Baseline,
+    /// Where the data directories are made; its disk is what is measured [default: the system's temporary directory].
+    #[arg(long, value_name = "DIRECTORY")]
+    dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct FanoutArgs {
+    /// How many sessions, 1 to 100,000.
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    sessions: u32,
+    /// Messages a second into the channel, 1 to 1,000.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rate: u32,
+    /// Bytes of a message's text, up to 60,000.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    bytes: u32,
+    /// Seconds a round, 1 to 600.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+    /// Rounds, 1 to 20; each one of the server and one of the bare loop.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// Seconds over which the sessions join; 0: as fast as they can.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=600))]
+    ramp: u32,
+    /// Whether the bare send loop is measured too.
+    #[arg(long, value_enum, default_value_t = Baseline::With)]
+    baseline: Baseline,
+    /// Where the data directory is made [default: the system's temporary directory].
+    #[arg(long, value_name = "DIRECTORY")]
+    dir: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
+    match &args.what {
+        Bench::Append(append) => crate::block_on(append::run(append, output)),
+        Bench::Fanout(fanout) => crate::block_on(fanout::run(fanout, output)),
+        Bench::FanoutClients(clients) => crate::block_on(clients::run(clients)),
+        Bench::BareSender(sender) => sender::run(sender),
+    }
+}
+
+/// A line of progress, on standard error.
+fn progress(text: &str) {
+    // Progress that cannot be shown is no reason to stop measuring.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A figure over all rounds.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Spread {
+    mean: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let values: Vec<f64> = values.into_iter().collect();
+        if values.is_empty() {
+            return None;
+        }
+        Some(Self {
+            mean: values.iter().sum::<f64>() / values.len() as f64,
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+
+    fn show(&self, digits: usize) -> String {
+        format!("{:.digits$} ({:.digits$} to {:.digits$})", self.mean, self.min, self.max)
+    }
+}
+
+/// Prints the report: its JSON, or its table.
+fn report(output: &Output, report: &impl Serialize, rows: &[(String, String)]) -> Result<(), Failure> {
+    if output.format == Format::Json {
+        return output.json(report);
+    }
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    for (name, value) in rows {
+        output.line(&format!("{name:<width$}  {value}"))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_its_edges() {
+        let spread = Spread::of([2.0, 1.0, 6.0]).expect("values");
+        assert_eq!((spread.mean, spread.min, spread.max), (3.0, 1.0, 6.0));
+        assert_eq!(spread.show(1), "3.0 (1.0 to 6.0)");
+        assert!(Spread::of([]).is_none());
+    }
+}

@@ -1,0 +1,296 @@
+//! One HTTP call, one attempt. Sending again is the outbox's business.
+
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode, Url};
+use serde_json::Value;
+
+use super::{ClientError, Problem};
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest wait for a whole answer; above the server's own longest wait (10 s).
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Most bytes of an answer that is no JSON to show.
+const SHOWN_BYTES_MAX: usize = 200;
+
+/// A server, and the token to show it.
+#[derive(Clone)]
+pub struct Endpoint {
+    base: Url,
+    token: Option<String>,
+}
+
+impl Endpoint {
+    /// A server at `url` (`http://host:port`), and a token.
+    ///
+    /// # Errors
+    /// A sentence that names the URL and what is wrong with it.
+    pub fn new(url: &str, token: Option<String>) -> Result<Self, String> {
+        let base = Url::parse(url).map_err(|error| format!("url {url:?}: {error}"))?;
+        if base.scheme() != "http" {
+            return Err(format!(
+                "url {url:?}: only http:// is supported; put a TLS proxy on this side, or use loopback"
+            ));
+        }
+        if base.host_str().is_none() || base.cannot_be_a_base() {
+            return Err(format!("url {url:?}: has no host"));
+        }
+        Ok(Self { base, token })
+    }
+
+    /// The same server with another token.
+    #[must_use]
+    pub fn with_token(&self, token: impl Into<String>) -> Self {
+        Self { base: self.base.clone(), token: Some(token.into()) }
+    }
+
+    /// The token.
+    #[must_use]
+    pub fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// `host:port`, to connect to.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        let host = self.base.host_str().unwrap_or_default();
+        format!("{host}:{}", self.base.port_or_known_default().unwrap_or(80))
+    }
+
+    /// True if the server is on this machine.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        let host = self.base.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+}
+
+/// A request that may be sent any number of times.
+#[derive(Debug, Clone)]
+pub struct Request {
+    method: Method,
+    segments: Vec<String>,
+    query: Vec<(&'static str, String)>,
+    body: Option<Value>,
+}
+
+impl Request {
+    fn new(method: Method, segments: &[&str]) -> Self {
+        let segments = segments.iter().map(|segment| (*segment).to_owned()).collect();
+        Self { method, segments, query: Vec::new(), body: None }
+    }
+
+    /// A read. Segments are the path's parts, escaped as needed.
+    #[must_use]
+    pub fn get(segments: &[&str]) -> Self {
+        Self::new(Method::GET, segments)
+    }
+
+    /// A PUT with a JSON body.
+    #[must_use]
+    pub fn put(segments: &[&str], body: Value) -> Self {
+        Self { body: Some(body), ..Self::new(Method::PUT, segments) }
+    }
+
+    /// A POST with a JSON body that carries its idempotency key.
+    #[must_use]
+    pub fn post(segments: &[&str], body: Value) -> Self {
+        Self { body: Some(body), ..Self::new(Method::POST, segments) }
+    }
+
+    /// A DELETE.
+    #[must_use]
+    pub fn delete(segments: &[&str]) -> Self {
+        Self::new(Method::DELETE, segments)
+    }
+
+    /// With a query parameter, if there is a value.
+    #[must_use]
+    pub fn with_query(mut self, name: &'static str, value: Option<String>) -> Self {
+        self.query.extend(value.map(|value| (name, value)));
+        self
+    }
+}
+
+/// A good answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The HTTP status, 200 to 299.
+    pub status: u16,
+    /// The JSON, or null when there was none.
+    pub body: Value,
+}
+
+/// Calls with one connection pool.
+#[derive(Clone)]
+pub struct HttpClient {
+    http: reqwest::Client,
+    endpoint: Endpoint,
+}
+
+impl HttpClient {
+    /// A client for a server.
+    ///
+    /// # Errors
+    /// If the HTTP library cannot start.
+    pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .no_proxy()
+            .build()
+            .map_err(|error| ClientError::Unexpected(format!("the HTTP client could not be started: {error}")))?;
+        Ok(Self { http, endpoint })
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn prepare(&self, request: &Request) -> Result<reqwest::RequestBuilder, ClientError> {
+        let mut url = self.endpoint.base.clone();
+        if request.segments.iter().any(|segment| segment == "." || segment == "..") {
+            return Err(ClientError::Unexpected("the ids . and .. cannot be addressed in a URL".to_owned()));
+        }
+        match url.path_segments_mut() {
+            Ok(mut path) => drop(path.pop_if_empty().extend(&request.segments)),
+            Err(()) => return Err(ClientError::Unexpected("the URL cannot hold a path".to_owned())),
+        }
+        for (name, value) in &request.query {
+            url.query_pairs_mut().append_pair(name, value);
+        }
+        let mut builder = self.http.request(request.method.clone(), url);
+        if let Some(token) = &self.endpoint.token {
+            builder = builder.bearer_auth(token);
+        }
+        Ok(match &request.body {
+            Some(body) => builder.json(body),
+            None => builder,
+        })
+    }
+
+    /// Sends once.
+    ///
+    /// # Errors
+    /// `Refused` for every problem document, with or without directive; `Unreachable` if no answer came;
+    /// `Unexpected` for an answer that is neither.
+    pub async fn attempt(&self, request: &Request) -> Result<Answer, ClientError> {
+        let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
+        let response = sent.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
+        if !status.is_success() {
+            return Err(refused(status, &bytes));
+        }
+        let body = if bytes.is_empty() { Value::Null } else { json(&bytes)? };
+        Ok(Answer { status: status.as_u16(), body })
+    }
+
+    /// The text of a good answer, whatever its type (metrics).
+    ///
+    /// # Errors
+    /// As [`HttpClient::attempt`].
+    pub async fn text(&self, request: &Request) -> Result<String, ClientError> {
+        let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
+        let response = sent.map_err(|error| unreachable(&error))?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
+        if status.is_success() {
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        } else {
+            Err(refused(status, &bytes))
+        }
+    }
+
+    /// Opens an event stream; the answer's body is read by the caller.
+    pub(super) async fn open_stream(
+        &self,
+        request: &Request,
+        last_event_id: Option<&str>,
+    ) -> Result<reqwest::Response, ClientError> {
+        let mut builder = self.prepare(request)?.header("accept", "text/event-stream");
+        if let Some(id) = last_event_id {
+            builder = builder.header("last-event-id", id);
+        }
+        let opening = tokio::time::timeout(ANSWER_TIMEOUT, builder.send()).await;
+        let response = match opening {
+            Ok(sent) => sent.map_err(|error| unreachable(&error))?,
+            Err(_) => return Err(ClientError::Unreachable("no answer to the stream's request".to_owned())),
+        };
+        let status = response.status();
+        if status == StatusCode::OK {
+            return Ok(response);
+        }
+        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
+        Err(refused(status, &bytes))
+    }
+}
+
+fn unreachable(error: &reqwest::Error) -> ClientError {
+    // reqwest's own sentence names only the URL; the cause is at the end of the chain.
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    ClientError::Unreachable(format!("the server cannot be reached: {cause}"))
+}
+
+fn refused(status: StatusCode, bytes: &[u8]) -> ClientError {
+    match serde_json::from_slice::<Problem>(bytes) {
+        Ok(problem) => ClientError::Refused(Problem { status: status.as_u16(), ..problem }),
+        Err(_) => ClientError::Unexpected(format!("status {status} with {}", shown(bytes))),
+    }
+}
+
+fn json(bytes: &[u8]) -> Result<Value, ClientError> {
+    serde_json::from_slice(bytes).map_err(|error| ClientError::Unexpected(format!("{error} in {}", shown(bytes))))
+}
+
+fn shown(bytes: &[u8]) -> String {
+    let head = &bytes[..bytes.len().min(SHOWN_BYTES_MAX)];
+    format!("{:?}", String::from_utf8_lossy(head))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_checked() {
+        for (url, why) in [
+            ("nonsense", "nonsense"),
+            ("https://example.org", "only http://"),
+            ("mailto:a@example.org", "only http://"),
+        ] {
+            let Err(message) = Endpoint::new(url, None) else { panic!("{url} was taken") };
+            assert!(message.contains(why), "{message}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_recognised() {
+        let cases = [
+            ("http://127.0.0.1:4000", true),
+            ("http://localhost", true),
+            ("http://[::1]:4000/", true),
+            ("http://192.0.2.1:4000", false),
+            ("http://localhost.example.org", false),
+        ];
+        for (url, expected) in cases {
+            assert_eq!(Endpoint::new(url, None).expect("valid").is_loopback(), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn path_segments_are_escaped() {
+        let endpoint = Endpoint::new("http://127.0.0.1:1/base/", None).expect("valid");
+        let client = HttpClient::new(endpoint).expect("starts");
+        let request =
+            Request::get(&["v1", "conversations", "a", "members", "x/y z?"]).with_query("after", Some("&".into()));
+        let built = client.prepare(&request).expect("fits").build().expect("builds");
+        assert_eq!(built.url().as_str(), "http://127.0.0.1:1/base/v1/conversations/a/members/x%2Fy%20z%3F?after=%26");
+        assert!(client.prepare(&Request::get(&["v1", ".."])).is_err());
+    }
+}

@@ -1,0 +1,110 @@
+//! `conch create`, `conch conversations` and `conch members`.
+
+use serde_json::{Value, json};
+
+use super::call;
+use crate::args::{ConversationsArgs, CreateArgs, MemberChange, MembersArgs};
+use crate::client::Request;
+use crate::exit::Failure;
+use crate::output::{Output, Style, printable};
+use crate::target;
+
+/// Most members asked for at a time.
+const MEMBERS_PAGE: usize = 500;
+/// Most pages of members that are shown.
+const MEMBERS_PAGES_MAX: usize = 1_000;
+
+pub(crate) async fn create(args: &CreateArgs, output: &Output) -> Result<(), Failure> {
+    let client = target::client(&args.target)?;
+    let conversation = args.conversation.as_str();
+    let mut body = json!({"kind": args.kind});
+    if let Some(title) = &args.title {
+        body["title"] = json!(title);
+    }
+    if let Some(agent) = &args.agent {
+        body["agent"] = json!(agent);
+    }
+    if !args.members.is_empty() {
+        body["members"] = json!(args.members);
+    }
+    let request = Request::put(&["v1", "conversations", conversation], body);
+    let answer = call(&client, &request, args.target.budget, output).await?;
+    let how = if answer.status == 201 { "created" } else { "exists already" };
+    output.result(&answer.body, || format!("{} {conversation} {how}", args.kind))
+}
+
+pub(crate) async fn list(args: &ConversationsArgs, output: &Output) -> Result<(), Failure> {
+    let client = target::client(&args.target)?;
+    let request = Request::get(&["v1", "conversations"])
+        .with_query("after", args.after.clone())
+        .with_query("limit", Some(args.limit.to_string()));
+    let page = call(&client, &request, args.target.budget, output).await?.body;
+    let conversations = array(&page, "conversations")?;
+    for conversation in conversations {
+        output.result(conversation, || summary(output, conversation))?;
+    }
+    if page["more"] == true {
+        let next = page["next"].as_str().unwrap_or_default();
+        output.notice(&format!("there are more: conch conversations --after {next}"));
+    }
+    Ok(())
+}
+
+fn summary(output: &Output, conversation: &Value) -> String {
+    let text = |key: &str| printable(conversation[key].as_str().unwrap_or_default());
+    let unread = match conversation["unread"].as_u64() {
+        Some(0) | None => String::new(),
+        Some(count) => output.styled(Style::Accent, &format!(" {count} unread")),
+    };
+    let title = if conversation["title"].is_string() { format!(" {}", text("title")) } else { String::new() };
+    let id = output.styled(Style::Bold, &text("id"));
+    let last = &conversation["last_message"];
+    let last = match last["body"]["text"].as_str() {
+        Some(said) => {
+            let line: String = said.lines().next().unwrap_or_default().chars().take(60).collect();
+            let who = last["name"].as_str().or(last["sender"].as_str()).unwrap_or_default();
+            output.styled(Style::Dim, &format!("  {}: {}", printable(who), printable(&line)))
+        }
+        None => String::new(),
+    };
+    format!("{id} ({}){title}{unread}{last}", text("kind"))
+}
+
+pub(crate) async fn members(args: &MembersArgs, output: &Output) -> Result<(), Failure> {
+    let client = target::client(&args.target)?;
+    let conversation = args.conversation.as_str();
+    let path = |sub| ["v1", "conversations", conversation, "members", sub];
+    let (request, sub, done) = match &args.change {
+        None => return list_members(args, output).await,
+        Some(MemberChange::Add { sub }) => (Request::put(&path(sub.as_str()), json!({})), sub, "is a member of"),
+        Some(MemberChange::Remove { sub }) => (Request::delete(&path(sub.as_str())), sub, "is no member of"),
+    };
+    call(&client, &request, args.target.budget, output).await?;
+    let member = matches!(args.change, Some(MemberChange::Add { .. }));
+    let result = json!({"conversation": conversation, "sub": sub, "member": member});
+    output.result(&result, || format!("{} {done} {conversation}", printable(sub.as_str())))
+}
+
+async fn list_members(args: &MembersArgs, output: &Output) -> Result<(), Failure> {
+    let client = target::client(&args.target)?;
+    let mut after = None;
+    for _ in 0..MEMBERS_PAGES_MAX {
+        let request = Request::get(&["v1", "conversations", args.conversation.as_str(), "members"])
+            .with_query("after", after)
+            .with_query("limit", Some(MEMBERS_PAGE.to_string()));
+        let page = call(&client, &request, args.target.budget, output).await?.body;
+        let members = array(&page, "members")?;
+        for member in members {
+            output.result(member, || printable(member["sub"].as_str().unwrap_or_default()))?;
+        }
+        after = members.last().and_then(|member| member["sub"].as_str()).map(str::to_owned);
+        if page["more"] != true || after.is_none() {
+            return Ok(());
+        }
+    }
+    Err(Failure::other("there are more members than this command shows"))
+}
+
+fn array<'a>(page: &'a Value, key: &str) -> Result<&'a Vec<Value>, Failure> {
+    page[key].as_array().ok_or_else(|| Failure::other(format!("unexpected answer: it has no {key}")))
+}

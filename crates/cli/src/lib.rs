@@ -1,0 +1,70 @@
+//! The one binary `conch`: `serve`, the operator commands, the benchmarks, and the Rust client they use.
+//!
+//! Invariant: what a command prints on standard output is its result and nothing else (records, tables, JSON lines);
+//! progress, notices and failures go to standard error, and the exit code says how it ended (see [`exit`]).
+//!
+//! Deliberately absent: any logic of the server. `serve` hands a configuration to `conch_server`; the other commands
+//! speak the public protocol like any stranger.
+
+mod args;
+mod bench;
+pub mod client;
+mod commands;
+mod duration;
+mod exit;
+mod local;
+mod output;
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Arguments, Command};
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// Parses the command line, runs the command, and turns its end into an exit code.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are answers, not mistakes: clap prints them to standard output with code 0.
+            let exit = if error.use_stderr() { exit::Exit::Usage } else { exit::Exit::Ok };
+            return if error.print().is_ok() { exit.into() } else { exit::Exit::Failure.into() };
+        }
+    };
+    let output = Output::detect(arguments.json);
+    match dispatch(arguments.command, &output) {
+        Ok(()) => exit::Exit::Ok.into(),
+        Err(failure) => {
+            output.failure(&failure);
+            failure.exit.into()
+        }
+    }
+}
+
+fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::Config(args) => commands::config::run(&args, output),
+        Command::Token(args) => commands::token::run(&args, output),
+        Command::Bench(args) => bench::run(&args, output),
+        Command::Create(args) => block_on(commands::conversation::create(&args, output)),
+        Command::Conversations(args) => block_on(commands::conversation::list(&args, output)),
+        Command::Members(args) => block_on(commands::conversation::members(&args, output)),
+        Command::Send(args) => block_on(commands::send::run(&args, output)),
+        Command::Tail(args) => block_on(commands::tail::run(&args, output)),
+        Command::History(args) => block_on(commands::history::run(&args, output)),
+    }
+}
+
+/// Client commands are one conversation with one server: a single thread is enough, and starts fastest.
+fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::other(format!("the runtime could not be started: {error}")))?;
+    runtime.block_on(future)
+}

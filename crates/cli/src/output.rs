@@ -1,0 +1,228 @@
+//! What a command prints: for people on a terminal, JSON lines elsewhere.
+//!
+//! Standard output carries results; standard error carries notices and failures. Colour only on a terminal, and never
+//! with NO_COLOR.
+
+use std::io::{self, IsTerminal, Write};
+
+use conch_core::record::{Record, RecordKind};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::client::Waiting;
+use crate::exit::Failure;
+
+/// For whom results are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// People.
+    Human,
+    /// Programs.
+    Json,
+}
+
+/// Whether colours may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Colour {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// A way to emphasise.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Style {
+    /// Less important.
+    Dim,
+    /// A name.
+    Bold,
+    /// An agent, a system record.
+    Accent,
+}
+
+/// Standard output and error, as this command uses them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    pub(crate) format: Format,
+    pub(crate) colour: Colour,
+    /// `--json` was given; a token, which is one word, is JSON only then.
+    pub(crate) asked_for_json: bool,
+    stderr_is_terminal: bool,
+}
+
+impl Output {
+    /// As the flag, the terminal and NO_COLOR say.
+    pub(crate) fn detect(json: bool) -> Self {
+        let terminal = io::stdout().is_terminal();
+        let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self {
+            format: if json || !terminal { Format::Json } else { Format::Human },
+            colour: if terminal && !no_colour { Colour::On } else { Colour::Off },
+            asked_for_json: json,
+            stderr_is_terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    /// One line of a result. A closed pipe is no failure: whoever read it has what they wanted.
+    pub(crate) fn line(&self, text: &str) -> Result<(), Failure> {
+        self.write(&format!("{text}\n"))
+    }
+
+    /// A part of a line, shown at once.
+    pub(crate) fn write(&self, text: &str) -> Result<(), Failure> {
+        let mut stdout = io::stdout().lock();
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+            other => other.map_err(Failure::from),
+        }
+    }
+
+    /// One JSON line.
+    pub(crate) fn json(&self, value: &impl Serialize) -> Result<(), Failure> {
+        let text = serde_json::to_string(value).map_err(|error| Failure::other(error.to_string()))?;
+        self.line(&text)
+    }
+
+    /// A result: a JSON line, or the human form.
+    pub(crate) fn result(&self, value: &Value, human: impl FnOnce() -> String) -> Result<(), Failure> {
+        match self.format {
+            Format::Json => self.json(value),
+            Format::Human => self.line(&human()),
+        }
+    }
+
+    /// Something to know that is no result; on standard error, and only for people.
+    pub(crate) fn notice(&self, text: &str) {
+        if self.format == Format::Human || self.stderr_is_terminal {
+            // A notice that cannot be shown is no reason to fail.
+            let _ = writeln!(io::stderr(), "{}", self.styled(Style::Dim, text));
+        }
+    }
+
+    /// Shows that a request waits, in place, on a terminal.
+    pub(crate) fn waiting(&self, waiting: &Waiting<'_>) {
+        if self.stderr_is_terminal {
+            let seconds = waiting.elapsed.as_secs_f64();
+            let _ = write!(io::stderr(), "\r\x1b[Kwaiting… {seconds:.0} s ({})", waiting.reason);
+        }
+    }
+
+    /// Removes what [`Output::waiting`] showed.
+    pub(crate) fn waiting_is_over(&self) {
+        if self.stderr_is_terminal {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+
+    /// A failure, on standard error.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        let text = match self.format {
+            Format::Human => format!("conch: {}", failure.message),
+            Format::Json => {
+                let mut error = json!({"exit": failure.exit as u8, "message": failure.message});
+                if let Some(problem) = &failure.problem {
+                    error["problem"] = json!(problem);
+                }
+                json!({ "error": error }).to_string()
+            }
+        };
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    /// Text with emphasis, where colours are on.
+    pub(crate) fn styled(&self, style: Style, text: &str) -> String {
+        if self.colour == Colour::Off {
+            return text.to_owned();
+        }
+        let code = match style {
+            Style::Dim => "2",
+            Style::Bold => "1",
+            Style::Accent => "36",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+
+    /// A record, as a line for people.
+    pub(crate) fn record(&self, record: &Record) -> String {
+        let head = self.record_head(record);
+        match record.kind {
+            RecordKind::Message | RecordKind::Event => format!("{head} {}", message_text(record)),
+            _ => format!("{head} {}", self.styled(Style::Dim, &system_text(record))),
+        }
+    }
+
+    /// The part of a record's line before its content: number, time, sender.
+    pub(crate) fn record_head(&self, record: &Record) -> String {
+        let time = record.at.to_string();
+        let time = time.get(11..19).unwrap_or_default().to_owned();
+        let number = self.styled(Style::Dim, &format!("#{:<5} {time}", record.seq));
+        let name = record.name.as_deref().unwrap_or(record.sender.as_str());
+        let style = if record.sender.is_reserved() { Style::Accent } else { Style::Bold };
+        format!("{number} {}:", self.styled(style, &printable(name)))
+    }
+}
+
+/// A message's text, made safe for a terminal.
+pub(crate) fn message_text(record: &Record) -> String {
+    let value = record.body.to_value();
+    match value.get("text").and_then(Value::as_str) {
+        Some(text) => printable(text),
+        None if record.deleted_at.is_some() => "(deleted)".to_owned(),
+        None => printable(record.body.as_str()),
+    }
+}
+
+fn system_text(record: &Record) -> String {
+    let body = record.body.as_str();
+    let body = if body == "{}" { "" } else { body };
+    match record.turn {
+        Some(turn) => format!("{} (turn {turn}) {}", record.kind, printable(body)),
+        None => format!("{} {}", record.kind, printable(body)),
+    }
+}
+
+/// What others wrote may hold escape sequences that steer a terminal: control characters but line breaks and tabs are
+/// shown, not sent.
+pub(crate) fn printable(text: &str) -> String {
+    let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    if text.chars().all(plain) {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Output =
+        Output { format: Format::Human, colour: Colour::Off, asked_for_json: false, stderr_is_terminal: false };
+
+    fn record(kind: &str, sender: &str, body: &str) -> Record {
+        let json = format!(
+            r#"{{"seq":7,"kind":"{kind}","conversation":"c","sender":"{sender}","at":"2026-01-01T10:11:12.345Z","epoch":1,"body":{body}}}"#
+        );
+        serde_json::from_str(&json).expect("a record")
+    }
+
+    #[test]
+    fn records_are_lines() {
+        assert_eq!(PLAIN.record(&record("message", "alice", r#"{"text":"hi"}"#)), "#7     10:11:12 alice: hi");
+        assert_eq!(PLAIN.record(&record("turn.started", "@start", "{}")), "#7     10:11:12 @start: turn.started ");
+    }
+
+    #[test]
+    fn a_message_cannot_steer_the_terminal() {
+        let evil = record("message", "eve", r#"{"text":"\u001b[2Jgone\r\nline"}"#);
+        assert_eq!(message_text(&evil), "\\u{1b}[2Jgone\\u{d}\nline");
+    }
+
+    #[test]
+    fn colour_is_only_there_when_it_is_on() {
+        let colourful = Output { colour: Colour::On, ..PLAIN };
+        assert_eq!(PLAIN.styled(Style::Bold, "x"), "x");
+        assert_eq!(colourful.styled(Style::Bold, "x"), "\x1b[1mx\x1b[0m");
+    }
+}

@@ -1,0 +1,5 @@
+//! The real process, from outside: what a person or a script sees of `conch`. Needs no network but loopback.
+
+mod bench;
+mod commands;
+mod node;

@@ -1,0 +1,288 @@
+//! Starts, asks and ends real processes. Everything waits for a condition with a deadline; nothing waits for a time.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use conch_cli::client::{Endpoint, HttpClient, Request};
+use serde_json::{Value, json};
+
+/// How long anything may take before the test gives up. Generous: a loaded machine is no failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks at a condition.
+const POLL: Duration = Duration::from_millis(5);
+
+/// The command, without anything of this process's own configuration.
+pub(crate) fn conch(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conch"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("CONCH_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Waits until `look` finds something.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+/// What a finished command left.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Done {
+    pub(crate) fn of(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("the output is UTF-8");
+        let code = output.status.code().expect("it was not killed by a signal");
+        Self { code, stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Its result lines, each of which must be JSON.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).expect("every line is JSON")).collect()
+    }
+
+    /// Its only result line.
+    pub(crate) fn line(&self) -> Value {
+        let lines = self.lines();
+        assert_eq!(lines.len(), 1, "{self:?}");
+        lines[0].clone()
+    }
+}
+
+/// Where a node lives: its data directory and its addresses, the same over restarts.
+pub(crate) struct Home {
+    pub(crate) data: PathBuf,
+    listen: String,
+    operations: String,
+}
+
+impl Home {
+    pub(crate) fn new(data: &Path) -> Self {
+        Self { data: data.to_owned(), listen: free_address(), operations: free_address() }
+    }
+
+    pub(crate) fn store(&self) -> String {
+        format!("sqlite:{}", self.data.display())
+    }
+
+    /// A second home on the same data directory.
+    pub(crate) fn twin(&self) -> Self {
+        Self::new(&self.data)
+    }
+
+    pub(crate) fn serve(&self) -> Command {
+        let store = self.store();
+        conch(&["serve", "--listen", &self.listen, "--ops-listen", &self.operations, "--store", &store])
+    }
+
+    /// Starts a node and waits until it is ready.
+    pub(crate) fn start(&self) -> Node {
+        self.start_with(self.serve())
+    }
+
+    pub(crate) fn start_with(&self, mut command: Command) -> Node {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let mut node = Node { child, operations: self.operations.clone() };
+        node.drain_output();
+        until("the node to be ready", || {
+            let ended = node.child.try_wait().expect("it is our child");
+            assert!(ended.is_none(), "the node ended at its start: {ended:?}");
+            node.is_ready().then_some(())
+        });
+        node
+    }
+
+    /// Starts a node that must refuse, and waits for its end.
+    pub(crate) fn start_refused(&self) -> Done {
+        let mut child = self.serve().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        let code = wait(&mut child).code().expect("it was not killed");
+        let mut done = Done { code, stdout: String::new(), stderr: String::new() };
+        stdout.read_to_string(&mut done.stdout).expect("UTF-8");
+        stderr.read_to_string(&mut done.stderr).expect("UTF-8");
+        done
+    }
+
+    /// A client command against this node, as the local user.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Done {
+        Done::of(self.command(arguments).output().expect("the binary starts"))
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = conch(arguments);
+        command.env("CONCH_URL", self.url()).env("CONCH_STORE", self.store()).env("USER", "tester");
+        command
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.listen)
+    }
+
+    /// A token whose rate is not limited.
+    pub(crate) fn unlimited(&self, sub: &str) -> Endpoint {
+        let can = "read,send,run,create,admin";
+        let done = self.run(&["token", "--sub", sub, "--can", can, "--unlimited-rate"]);
+        assert_eq!(done.code, 0, "{done:?}");
+        Endpoint::new(&self.url(), Some(done.stdout.trim().to_owned())).expect("a good URL")
+    }
+}
+
+/// A running node; killed when it is dropped.
+pub(crate) struct Node {
+    child: Child,
+    operations: String,
+}
+
+impl Node {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn is_ready(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(&self.operations) else { return false };
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+        let request = format!("GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.operations);
+        let mut answer = String::new();
+        stream.write_all(request.as_bytes()).is_ok()
+            && stream.read_to_string(&mut answer).is_ok()
+            && answer.starts_with("HTTP/1.1 200")
+    }
+
+    /// Reads its output to nowhere, so that a full pipe never stops it.
+    fn drain_output(&mut self) {
+        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        for mut pipe in [stdout.map(Pipe::Out), stderr.map(Pipe::Err)].into_iter().flatten() {
+            std::thread::spawn(move || std::io::copy(&mut pipe, &mut std::io::sink()));
+        }
+    }
+
+    /// kill -9.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it is our child");
+        wait(&mut self.child);
+    }
+
+    /// SIGTERM, and its exit status.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        wait(&mut self.child)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+enum Pipe {
+    Out(std::process::ChildStdout),
+    Err(std::process::ChildStderr),
+}
+
+impl Read for Pipe {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            Self::Out(pipe) => pipe.read(buffer),
+            Self::Err(pipe) => pipe.read(buffer),
+        }
+    }
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    until("a process to end", || child.try_wait().expect("it is our child"))
+}
+
+/// A command whose lines are read while it runs; killed when it is dropped.
+pub(crate) struct Running {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary starts");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The next line, as JSON.
+    pub(crate) fn next(&self) -> Value {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => serde_json::from_str(&line).expect("every line is JSON"),
+            Err(RecvTimeoutError::Timeout) => panic!("no line within {PATIENCE:?}"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the command ended"),
+        }
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+    listener.local_addr().expect("it is bound").to_string()
+}
+
+/// The whole log of a conversation, page by page.
+pub(crate) async fn whole_log(client: &HttpClient, conversation: &str) -> Vec<Value> {
+    let mut records: Vec<Value> = Vec::new();
+    loop {
+        let after = records.last().map_or(0, |record| record["seq"].as_u64().expect("a number"));
+        let request = Request::get(&["v1", "conversations", conversation, "messages"])
+            .with_query("after", Some(after.to_string()))
+            .with_query("limit", Some("500".to_owned()));
+        let page = client.attempt(&request).await.expect("history needs no owner").body;
+        records.extend(page["messages"].as_array().expect("messages").iter().cloned());
+        if page["more"] != true {
+            return records;
+        }
+    }
+}
+
+/// A send's request.
+pub(crate) fn message(conversation: &str, key: &str, text: &str) -> Request {
+    let body = json!({"client_msg_id": key, "body": {"text": text}});
+    Request::post(&["v1", "conversations", conversation, "messages"], body)
+}
+
+/// A runtime for a test that uses the client.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime starts")
+}

@@ -1,0 +1,137 @@
+//! The configuration: one typed [`Config`], merged from defaults, a TOML file, `CONCH_…` variables and flags, in rising
+//! order of precedence.
+//!
+//! Invariant: a `Config` that [`Config::load`] returns is complete and checked: every number is in its range, the ratios
+//! hold, and nothing that was written was ignored. A secret in it is never shown.
+
+pub mod field;
+mod layers;
+mod parts;
+mod reference;
+mod sections;
+mod values;
+
+use std::path::Path;
+
+pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
+pub use reference::reference;
+pub use sections::{
+    Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, Log, Rate, Sequencer, fields,
+};
+pub use values::{AgentKind, HIDDEN, LogFormat, LogLevel, Secret, StoreUrl};
+
+use crate::auth::secret::SECRET_MIN_BYTES;
+use field::Allowed;
+use layers::Layers;
+
+impl Config {
+    /// Merges the sources and checks the result.
+    ///
+    /// # Errors
+    /// Names the setting, where it was set and what is allowed.
+    pub fn load(file: Option<&Path>, env: &dyn Fn(&str) -> Option<String>, flags: Flags) -> Result<Self, ConfigError> {
+        let mut layers = Layers::new();
+        if let Some(path) = file {
+            layers::read_file(path, &mut layers)?;
+        }
+        layers::read_environment(env, &mut layers)?;
+        layers::read_flags(flags, &mut layers)?;
+        Self::from_layers(&layers)
+    }
+
+    fn from_layers(layers: &Layers) -> Result<Self, ConfigError> {
+        let tree = toml::Value::Table(layers::to_tree(layers));
+        // Each value was checked by itself; what can still be wrong is a name inside a key.
+        let mut config: Self =
+            tree.try_into().map_err(|error| ConfigError::Ratio(error.message().trim().to_owned()))?;
+        for (name, agent) in Agents::default().0 {
+            config.agents.0.entry(name).or_insert(agent);
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks every range and ratio.
+    ///
+    /// # Errors
+    /// Names the setting and what is allowed.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        for (key, field, number) in self.all_numbers() {
+            if let Allowed::Range(least, most) = field.allowed
+                && !(least..=most).contains(&number)
+            {
+                return Err(layers::bad_value(&key, field, format!("is {number}"), Source::Default));
+            }
+        }
+        self.lease.timing().check().map_err(ConfigError::Ratio)?;
+        for (small, small_name, large, large_name) in self.ratios() {
+            if small > large {
+                return Err(ConfigError::Ratio(format!(
+                    "{large_name} ({large}) must be at least {small_name} ({small})"
+                )));
+            }
+        }
+        if self.listen == self.ops_listen && self.listen.port() != 0 {
+            return Err(ConfigError::Ratio(format!("listen and ops_listen must differ; both are {}", self.listen)));
+        }
+        self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
+        self.check_auth()
+    }
+
+    /// Pairs of which the first must not be larger than the second.
+    fn ratios(&self) -> Vec<(u64, &'static str, u64, &'static str)> {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let (limits, fanout) = (&self.limits, &self.fanout);
+        let message = count(limits.message_bytes);
+        vec![
+            (2 * message, "2 × limits.message_bytes", count(limits.frame_bytes), "limits.frame_bytes"),
+            (2 * message, "2 × limits.message_bytes", count(limits.outbox_bytes), "limits.outbox_bytes"),
+            (message, "limits.message_bytes", count(limits.owner_queue_bytes), "limits.owner_queue_bytes"),
+            (message, "limits.message_bytes", count(limits.append_bytes), "limits.append_bytes"),
+            (limits.route_ms, "limits.route_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
+            (count(limits.commit_batches), "limits.commit_batches", count(limits.commit_queue), "limits.commit_queue"),
+            (
+                count(limits.history_default),
+                "limits.history_default",
+                count(limits.history_limit),
+                "limits.history_limit",
+            ),
+            (
+                self.hibernation.memory_ms,
+                "hibernation.memory_ms",
+                self.hibernation.release_ms,
+                "hibernation.release_ms",
+            ),
+            (self.sequencer.block, "sequencer.block", self.sequencer.gap, "sequencer.gap"),
+            (fanout.coalesce_ms, "fanout.coalesce_ms", fanout.coalesce_max_ms, "fanout.coalesce_max_ms"),
+            (
+                count(fanout.coalesce_below),
+                "fanout.coalesce_below",
+                count(fanout.coalesce_from),
+                "fanout.coalesce_from",
+            ),
+        ]
+    }
+
+    fn check_auth(&self) -> Result<(), ConfigError> {
+        if self.auth.secret.is_some() && self.auth.secret_file.is_some() {
+            return Err(ConfigError::Ratio("auth.secret and auth.secret_file are both set; set one".to_owned()));
+        }
+        match &self.auth.secret {
+            Some(secret) if secret.expose().len() < SECRET_MIN_BYTES => Err(ConfigError::Ratio(format!(
+                "auth.secret is {} bytes long; at least {SECRET_MIN_BYTES} are needed",
+                secret.expose().len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The whole configuration as TOML, secrets hidden.
+    #[must_use]
+    pub fn effective_toml(&self) -> String {
+        toml::to_string_pretty(self).expect("every setting has a TOML form, as the tests show")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! The configuration as the parts of the node take it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use conch_core::limit::SenderLimits;
+use conch_core::sequencer::SequencerLimits;
+
+use super::{AgentKind, Config};
+use crate::hub::HubLimits;
+use crate::node::OwnerLimits;
+use crate::turn::agents::{AgentConfig, Agents, InvalidAgents};
+
+impl Config {
+    /// Of ownership.
+    #[must_use]
+    pub fn owner_limits(&self) -> OwnerLimits {
+        let limits = &self.limits;
+        OwnerLimits {
+            sequencer: SequencerLimits {
+                block: self.sequencer.block,
+                batch_records: limits.append_records,
+                batch_bytes: limits.append_bytes,
+                queue_records: limits.owner_queue_records,
+                queue_bytes: limits.owner_queue_bytes,
+                recent_keys: limits.recent_keys,
+            },
+            commands: limits.owner_commands,
+            follower_frames: limits.follower_frames,
+            commit_queue: limits.commit_queue,
+            commit_batches: limits.commit_batches,
+            hibernate_after: Duration::from_millis(self.hibernation.memory_ms),
+            release_after: Duration::from_millis(self.hibernation.release_ms),
+            gap: self.sequencer.gap,
+            claims: limits.claims,
+            route_budget: Duration::from_millis(limits.route_ms),
+        }
+    }
+
+    /// Of a gateway's hubs.
+    #[must_use]
+    pub fn hub_limits(&self) -> HubLimits {
+        let limits = &self.limits;
+        HubLimits {
+            ring_records: limits.ring_records,
+            ring_bytes: limits.ring_bytes,
+            commands: limits.hub_commands,
+            catch_up_records: limits.catch_up_records,
+            catch_up_page: limits.catch_up_page,
+            catch_up_reads: limits.catch_up_reads,
+            join_wait: Duration::from_millis(limits.join_wait_ms),
+            linger: Duration::from_millis(limits.hub_linger_ms),
+            silence: Duration::from_millis(limits.owner_silence_ms),
+            presence_threshold: self.fanout.coalesce_from,
+        }
+    }
+
+    /// Of each sender.
+    #[must_use]
+    pub fn sender_limits(&self) -> SenderLimits {
+        SenderLimits::new(self.rate.per_second, self.rate.burst, self.rate.senders)
+    }
+
+    /// The agents, ready to run.
+    ///
+    /// # Errors
+    /// When there are too many; [`Config::check`] has ruled out the rest.
+    pub fn agents(&self) -> Result<Agents, InvalidAgents> {
+        let entry = |agent: &super::Agent| match agent.kind {
+            AgentKind::Demo => AgentConfig::Demo { pace_ms: Some(agent.pace_ms) },
+        };
+        let table: BTreeMap<_, _> = self.agents.0.iter().map(|(name, agent)| (name.clone(), entry(agent))).collect();
+        Agents::from_config(&table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts' own defaults, which tests and the simulation use, are those of the configuration.
+    #[test]
+    fn the_defaults_agree() {
+        use conch_core::{limit, presence, turn};
+        let config = Config::default();
+        assert_eq!(format!("{:?}", config.owner_limits()), format!("{:?}", OwnerLimits::default()));
+        assert_eq!(format!("{:?}", config.hub_limits()), format!("{:?}", HubLimits::default()));
+        assert_eq!((config.rate.per_second, config.rate.burst), (limit::SENDER_RATE_PER_S, limit::SENDER_BURST));
+        assert_eq!(config.rate.senders, limit::SENDERS_MAX);
+        assert_eq!(config.fanout.coalesce_from, presence::COUNT_THRESHOLD);
+        assert_eq!(config.limits.body().bytes, conch_core::body::Limits::default().bytes);
+        assert_eq!(config.limits.body().depth, conch_core::body::Limits::default().depth);
+        let demo = &config.agents.0[&"demo".parse().expect("a name")];
+        assert_eq!(Duration::from_millis(demo.pace_ms.into()), turn::demo::DEFAULT_PACE);
+        let agents = config.agents().expect("valid");
+        assert_eq!(agents.names().map(|name| name.as_str()).collect::<Vec<_>>(), ["demo"]);
+    }
+}

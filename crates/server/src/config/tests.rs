@@ -1,0 +1,233 @@
+//! The sources, their order, and what is refused.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::*;
+
+fn load(file: Option<&str>, env: &[(&str, &str)], flags: Flags) -> Result<Config, ConfigError> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let path = scratch.path().join("conch.toml");
+    let env: BTreeMap<String, String> = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    if let Some(text) = file {
+        std::fs::write(&path, text).expect("written");
+    }
+    Config::load(file.map(|_| path.as_path()), &|name| env.get(name).cloned(), flags)
+}
+
+fn refused(file: &str) -> String {
+    let error = load(Some(file), &[], Flags::default()).expect_err(file).to_string();
+    // The directory is different every time.
+    error.find("conch.toml").map_or(error.clone(), |at| error[at..].to_owned())
+}
+
+fn set(pairs: &[&str]) -> Flags {
+    Flags { set: pairs.iter().map(|pair| (*pair).to_owned()).collect(), ..Flags::default() }
+}
+
+#[test]
+fn without_any_source_the_defaults_hold() {
+    let config = load(None, &[], Flags::default()).expect("defaults are valid");
+    assert_eq!(config, Config::default());
+    assert_eq!(config.listen.to_string(), "127.0.0.1:4000");
+    assert_eq!(config.lease.timing(), conch_core::lease::LeaseTiming::default());
+    assert_eq!(config.limits.body().bytes, 65_536);
+    assert!(config.agents.0.keys().any(|name| name.as_str() == "demo"));
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let file = "node = 'f'\nregion = 'f'\nlisten = '127.0.0.1:1'\n[rate]\nburst = 1_000\n[agents.demo]\npace_ms = 21\n[agents.other]\n";
+    let env =
+        [("CONCH_REGION", "e"), ("CONCH_LISTEN", "127.0.0.1:2"), ("CONCH_RATE_PER_SECOND", "7"), ("CONCH_NODE", "")];
+    let flags = Flags {
+        listen: Some("127.0.0.1:3".to_owned()),
+        ..set(&["hibernation.memory_ms=500", "agents.demo.pace_ms=22"])
+    };
+    let config = load(Some(file), &env, flags).expect("valid");
+    assert_eq!((config.node.as_str(), config.region.as_str()), ("f", "e"));
+    assert_eq!(config.listen.port(), 3);
+    assert_eq!((config.rate.burst, config.rate.per_second), (1_000, 7));
+    assert_eq!(config.hibernation.memory_ms, 500);
+    let paces: Vec<_> = config.agents.0.iter().map(|(name, agent)| (name.as_str(), agent.pace_ms)).collect();
+    assert_eq!(paces, [("demo", 22), ("other", 120)]);
+}
+
+#[test]
+fn what_the_file_gets_wrong_is_named_with_its_line() {
+    let cases = [
+        ("node = 'a'\nlistn = 'x'\n", "conch.toml:2: unknown setting \"listn\""),
+        (
+            "[limits]\n\nmesage_bytes = 1\n",
+            "conch.toml:3: unknown setting \"limits.mesage_bytes\"; [limits] knows message_bytes, ",
+        ),
+        ("[rate]\nblock = 1\n", "conch.toml:2: unknown setting \"rate.block\"; did you mean sequencer.block?"),
+        ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\""),
+        (
+            "[agents.demo]\nspeed = 1\n",
+            "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, pace_ms",
+        ),
+        (
+            "[limits]\nmessage_bytes = 'big'\n",
+            "conch.toml:2: limits.message_bytes: invalid type: string \"big\", expected usize (allowed: 1024 to 1048576)",
+        ),
+        ("[limits]\nmessage_bytes = 1023\n", "conch.toml:2: limits.message_bytes: is 1023 (allowed: 1024 to 1048576)"),
+        ("[lease]\nttl_ms = -1\n", "conch.toml:2: lease.ttl_ms: is -1 (allowed: 500 to 600000)"),
+        ("[lease]\nttl_ms = 1.5\n", "conch.toml:2: lease.ttl_ms: invalid type: floating point"),
+        ("[lease]\nttl_ms = 99999999999999999999\n", "conch.toml:2: lease.ttl_ms: invalid type: string"),
+        ("lease = 3\n", "conch.toml:1: unknown setting \"lease\""),
+        ("[node]\nname = 'a'\n", "conch.toml:1: node: invalid type: map"),
+        ("node = 'a/b'\n", "conch.toml:1: node: node: may hold only A-Z a-z 0-9 . _ -"),
+        ("listen = 'localhost'\n", "conch.toml:1: listen: invalid socket address syntax (allowed: ADDRESS:PORT)"),
+        ("store = 'postgres://u:hush@h/d'\n", "conch.toml:1: store: a postgres:// store is not built yet"),
+        ("[agents.demo]\nkind = 'model'\n", "conch.toml:2: agents.demo.kind: unknown variant `model`"),
+        ("[agents.\"a b\"]\nkind = 'demo'\n", "agent: may hold only"),
+        ("[log]\nlevel = 'loud'\n", "conch.toml:2: log.level: unknown variant `loud`"),
+        (
+            "[auth]\nallowed_origins = ['app.example.com']\n",
+            "conch.toml:2: auth.allowed_origins: must be SCHEME://HOST",
+        ),
+        ("[auth]\nallowed_origins = '*'\n", "conch.toml:2: auth.allowed_origins: invalid type: string"),
+        ("node = 'a'\nnode = 'b'\n", "conch.toml:2: is not valid TOML: duplicate key"),
+        ("node = \n", "conch.toml:1: is not valid TOML"),
+    ];
+    for (file, expected) in cases {
+        let error = refused(file);
+        assert!(error.starts_with(expected), "{file}: {error}");
+        assert!(!error.contains("hush"), "{error}");
+    }
+    let missing = Config::load(Some(Path::new("/nowhere/conch.toml")), &|_| None, Flags::default());
+    assert!(missing.expect_err("not there").to_string().starts_with("/nowhere/conch.toml: cannot be read"));
+}
+
+#[test]
+fn what_the_environment_and_the_flags_get_wrong_is_named() {
+    let env = |name: &str, value: &str| load(None, &[(name, value)], Flags::default()).expect_err(name).to_string();
+    assert_eq!(
+        env("CONCH_LIMITS_MESSAGE_BYTES", "12"),
+        "CONCH_LIMITS_MESSAGE_BYTES: limits.message_bytes: is 12 (allowed: 1024 to 1048576)"
+    );
+    assert!(
+        env("CONCH_LEASE_TTL_MS", "15s").starts_with("CONCH_LEASE_TTL_MS: lease.ttl_ms: invalid type: string \"15s\"")
+    );
+    assert!(
+        env("CONCH_AUTH_ALLOWED_ORIGINS", "*, nonsense")
+            .starts_with("CONCH_AUTH_ALLOWED_ORIGINS: auth.allowed_origins")
+    );
+    let flag = |flags: Flags| load(None, &[], flags).expect_err("refused").to_string();
+    let listen = Flags { ops_listen: Some("x".to_owned()), ..Flags::default() };
+    assert!(flag(listen).starts_with("--ops-listen: ops_listen: invalid socket address"));
+    assert_eq!(flag(set(&["nonsense"])), "--set: set: has no = (allowed: KEY=VALUE)");
+    assert!(flag(set(&["agents.demo=1"])).starts_with("--set: unknown setting \"agents.demo\""));
+    assert!(flag(set(&["rate.burst=0"])).starts_with("--set: rate.burst: is 0"));
+}
+
+#[test]
+fn ratios_are_checked() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["lease.beat_ms=7000"], "lease.ttl_ms (15000) must be at least 2 × lease.beat_ms (7000)"),
+        (
+            &["limits.message_bytes=1048576"],
+            "limits.frame_bytes (1048576) must be at least 2 × limits.message_bytes (2097152)",
+        ),
+        (&["limits.outbox_bytes=100000"], "limits.outbox_bytes (100000) must be at least"),
+        (&["limits.owner_queue_bytes=5000"], "limits.owner_queue_bytes"),
+        (&["limits.append_bytes=5000"], "limits.append_bytes"),
+        (&["limits.commit_queue=10"], "limits.commit_queue (10) must be at least limits.commit_batches (512)"),
+        (&["limits.history_limit=10"], "limits.history_limit (10) must be at least limits.history_default (50)"),
+        (
+            &["hibernation.release_ms=1000"],
+            "hibernation.release_ms (1000) must be at least hibernation.memory_ms (60000)",
+        ),
+        (&["sequencer.gap=10"], "sequencer.gap (10) must be at least sequencer.block (1000)"),
+        (&["fanout.coalesce_ms=300"], "fanout.coalesce_max_ms (250) must be at least fanout.coalesce_ms (300)"),
+        (&["fanout.coalesce_below=2000"], "fanout.coalesce_from (1000) must be at least fanout.coalesce_below (2000)"),
+        (&["limits.route_ms=20000"], "limits.request_timeout_ms (10000) must be at least limits.route_ms (20000)"),
+        (&["ops_listen=127.0.0.1:4000"], "listen and ops_listen must differ"),
+        (&["auth.secret=short"], "auth.secret is 5 bytes long; at least 32 are needed"),
+        (
+            &["auth.secret=0123456789abcdef0123456789abcdef", "auth.secret_file=x"],
+            "auth.secret and auth.secret_file are both set",
+        ),
+    ];
+    for (pairs, expected) in cases {
+        let error = load(None, &[], set(pairs)).expect_err(expected).to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    load(None, &[], set(&["lease.ttl_ms=1500", "lease.beat_ms=500", "lease.margin_ms=300"])).expect("as tests run");
+    load(None, &[], set(&["listen=127.0.0.1:0", "ops_listen=127.0.0.1:0"])).expect("two free ports");
+}
+
+#[test]
+fn a_config_made_in_code_is_checked_as_well() {
+    let mut config = Config::default();
+    config.rate.burst = 0;
+    assert!(config.check().expect_err("out of range").to_string().contains("rate.burst: is 0"));
+    let mut config = Config::default();
+    config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 9_999);
+    assert!(config.check().expect_err("out of range").to_string().contains("agents.demo.pace_ms: is 9999"));
+}
+
+#[test]
+fn the_effective_configuration_is_whole_and_hides_secrets() {
+    let secret = "0123456789abcdef0123456789abcdef";
+    let origins = [("CONCH_AUTH_SECRET", secret), ("CONCH_AUTH_ALLOWED_ORIGINS", "https://a.example, *")];
+    let config = load(None, &origins, Flags::default()).expect("valid");
+    assert_eq!(config.auth.secret.as_ref().expect("set").expose(), secret.as_bytes());
+    let shown = config.effective_toml();
+    assert!(shown.contains("secret = \"<hidden>\"") && !shown.contains(secret), "{shown}");
+    assert!(!format!("{config:?}").contains(secret));
+    let without = Config { auth: Auth { secret: None, ..config.auth.clone() }, ..config };
+    let again = load(Some(&without.effective_toml()), &[], Flags::default()).expect("its own output is valid");
+    assert_eq!(again, without);
+    let hidden = refused(&shown);
+    assert!(hidden.contains("auth.secret is 8 bytes long"), "the placeholder is no key: {hidden}");
+}
+
+#[test]
+fn secrets_are_not_in_errors() {
+    for file in ["[auth]\nsecret = 8675309\n", "[auth]\nsecret = ['8675309']\n", "[auth]\nsecret = '8675309'\n"] {
+        let error = refused(file);
+        assert!(error.contains("auth.secret") && !error.contains("8675309"), "{error}");
+    }
+}
+
+/// Every key of the effective configuration has a field, every field a value, and no two fields one variable.
+#[test]
+fn the_fields_are_exactly_the_configuration() {
+    fn leaves(table: &toml::Table, prefix: &str, found: &mut BTreeSet<String>) {
+        for (name, value) in table {
+            match value {
+                toml::Value::Table(inner) => leaves(inner, &format!("{prefix}{name}."), found),
+                _ => drop(found.insert(format!("{prefix}{name}"))),
+            }
+        }
+    }
+    let mut found = BTreeSet::new();
+    let mut config = Config::default();
+    config.auth.secret = Some(Secret::new([1; 32]));
+    config.auth.secret_file = Some("x".into());
+    leaves(&toml::Table::try_from(config).expect("serialises"), "", &mut found);
+    let declared: BTreeSet<String> = fields().map(|field| field.key.replace("NAME", "demo")).collect();
+    assert_eq!(found, declared);
+    let variables: BTreeSet<String> = fields().map(field::Field::variable).collect();
+    assert_eq!(variables.len(), fields().count());
+    for field in fields() {
+        assert!(field.doc.trim().ends_with('.'), "{}: its meaning is a sentence", field.key);
+    }
+}
+
+/// docs/CONFIG.md is generated. `CONCH_BLESS=1 cargo test -p conch-server reference` writes it.
+#[test]
+fn the_reference_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CONFIG.md");
+    if std::env::var_os("CONCH_BLESS").is_some() {
+        std::fs::create_dir_all(path.parent().expect("it is in docs")).expect("made");
+        std::fs::write(&path, reference()).expect("written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        written == reference(),
+        "docs/CONFIG.md is out of date; run CONCH_BLESS=1 cargo test -p conch-server reference"
+    );
+}

@@ -1,0 +1,54 @@
+//! The web console's files, embedded in the binary, and the OpenAPI document.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use conch_core::refusal::{Code, Refusal};
+use http::{HeaderValue, Method, Uri, header};
+use rust_embed::RustEmbed;
+
+use super::Gateway;
+use super::errors::HttpError;
+
+#[derive(RustEmbed)]
+#[folder = "../../console/"]
+struct Assets;
+
+/// The console runs its own scripts alone, and talks to its own server alone.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+     connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+
+pub(super) async fn index(State(gateway): State<Gateway>, uri: Uri) -> Response {
+    asset(&gateway, "index.html").unwrap_or_else(|| not_found(&uri))
+}
+
+/// Whatever no route takes: a file of the console, or nothing.
+pub(super) async fn asset_or_not_found(State(gateway): State<Gateway>, method: Method, uri: Uri) -> Response {
+    let path = uri.path().trim_start_matches('/');
+    let found = if matches!(method, Method::GET | Method::HEAD) { asset(&gateway, path) } else { None };
+    found.unwrap_or_else(|| not_found(&uri))
+}
+
+fn not_found(uri: &Uri) -> Response {
+    HttpError(Refusal::new(Code::NotFound, format!("there is nothing at {}", uri.path()))).into_response()
+}
+
+fn asset(_gateway: &Gateway, path: &str) -> Option<Response> {
+    let file = Assets::get(path)?;
+    let mime = mime_guess::from_path(path).first_or_octet_stream();
+    let mut response = file.data.into_owned().into_response();
+    let headers = response.headers_mut();
+    let mime = if mime.type_() == "text" { format!("{mime}; charset=utf-8") } else { mime.to_string() };
+    if let Ok(value) = HeaderValue::from_str(&mime) {
+        headers.insert(header::CONTENT_TYPE, value);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    Some(response)
+}
+
+/// `GET /v1/openapi.json`.
+pub(super) async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+}

@@ -1,0 +1,183 @@
+//! The public listener: accepts connections within a bound, and checks what every request has in common.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use conch_core::refusal::{Code, Refusal};
+use http::{HeaderValue, Method, StatusCode, header};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tower::ServiceExt;
+
+use super::errors::HttpError;
+use super::{Gateway, Slot};
+use crate::auth::extract;
+use crate::auth::origin::Page;
+
+/// Pause after a connection could not be accepted, which happens when the process is out of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Room for the request line beside the headers.
+const REQUEST_LINE_BYTES: usize = 16 * 1024;
+
+/// Why the gateway does not listen.
+#[derive(Debug, thiserror::Error)]
+#[error("listen ({addr}): {source}")]
+pub struct ListenError {
+    addr: SocketAddr,
+    source: io::Error,
+}
+
+/// A bound public listener.
+pub struct Listener {
+    listener: TcpListener,
+    addr: SocketAddr,
+}
+
+impl Listener {
+    /// Binds the address.
+    ///
+    /// # Errors
+    /// When it cannot be bound.
+    pub async fn bind(addr: SocketAddr) -> Result<Self, ListenError> {
+        let error = |source| ListenError { addr, source };
+        let listener = TcpListener::bind(addr).await.map_err(error)?;
+        let addr = listener.local_addr().map_err(error)?;
+        Ok(Self { listener, addr })
+    }
+
+    /// Where it listens, with the port that a 0 became.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Serves until the gateway shuts down; then stops accepting. Connections under way go on.
+    pub async fn serve(self, gateway: Gateway) {
+        let service = gateway.service();
+        let connections: Arc<AtomicUsize> = Arc::default();
+        let mut shutdown = gateway.shutdown();
+        loop {
+            // Both branches are cancel safe.
+            let accepted = tokio::select! {
+                biased;
+                () = shutdown.begun() => return,
+                accepted = self.listener.accept() => accepted,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let metrics = &gateway.node().metrics;
+            let Some(slot) = Slot::take(&connections, gateway.limits().connections, &metrics.connections) else {
+                metrics.limit_hit(crate::metrics::Queue::Connections);
+                continue; // Dropped: the peer sees a reset and comes back.
+            };
+            // Small frames must not wait for the acknowledgement of the ones before.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "TCP_NODELAY was not set");
+            }
+            let service = service.clone();
+            tokio::spawn(connection(gateway.clone(), service, stream, peer, slot));
+        }
+    }
+}
+
+async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, peer: SocketAddr, slot: Slot) {
+    let limits = gateway.limits();
+    let service = service.map_request(move |mut request: http::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(peer));
+        request.map(Body::new)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_millis(limits.header_timeout_ms))
+        // The limit itself is checked by `common_checks`, which can say so; this bounds what is read before.
+        .max_headers(limits.headers * 2)
+        .max_buf_size((limits.header_bytes * 2 + REQUEST_LINE_BYTES).max(8192));
+    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).with_upgrades();
+    tokio::pin!(serving);
+    let mut shutdown = gateway.shutdown();
+    // Both branches are cancel safe: the connection is pinned outside.
+    let ended = tokio::select! {
+        ended = &mut serving => ended,
+        () = shutdown.begun() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%peer, %error, "a connection ended");
+    }
+    drop(slot);
+}
+
+/// What every request goes through: header limits, the page's origin, time, and the count.
+pub(super) async fn common_checks(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+    let started = gateway.node().seams.now();
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let shown = extract::redacted(request.uri());
+    let method = request.method().clone();
+    let response = match checked(&gateway, &request) {
+        Ok(Page::Foreign) if method == Method::OPTIONS => preflight(&request),
+        Ok(page) => {
+            let mut response = next.run(request).await;
+            if page == Page::Foreign {
+                allow_origin(&mut response, origin);
+            }
+            response
+        }
+        Err(refusal) => HttpError(refusal).into_response(),
+    };
+    let took = gateway.node().seams.now().since(started);
+    tracing::debug!(%method, path = shown, status = response.status().as_u16(), "answered");
+    gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);
+    response
+}
+
+fn checked(gateway: &Gateway, request: &Request) -> Result<Page, Refusal> {
+    let limits = gateway.limits();
+    let bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    if bytes > limits.header_bytes || request.headers().len() > limits.headers {
+        let detail = format!("at most {} headers of {} bytes in all are allowed", limits.headers, limits.header_bytes);
+        return Err(Refusal::new(Code::HeadersTooLarge, detail));
+    }
+    gateway.check_origin(request)
+}
+
+/// The answer to a browser that asks before it calls from another site.
+fn preflight(request: &Request) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    allow_origin(&mut response, request.headers().get(header::ORIGIN).cloned());
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE"));
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_HEADERS,
+        HeaderValue::from_static("authorization, content-type, idempotency-key, last-event-id"),
+    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    response
+}
+
+fn allow_origin(response: &mut Response, origin: Option<HeaderValue>) {
+    let headers = response.headers_mut();
+    if let Some(origin) = origin {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    }
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("retry-after"));
+}

@@ -1,0 +1,158 @@
+//! Members, read cursors and presence.
+
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use conch_core::ids::{ConvRef, ConversationId, Subject};
+use conch_core::refusal::{Code, Refusal};
+use conch_core::time::Timestamp;
+use conch_store::MembershipChange;
+use http::{StatusCode, header};
+use serde::{Deserialize, Serialize};
+
+use super::errors::HttpError;
+use super::input::{Json, Query};
+use super::operations::{not_found, page_limit};
+use super::{Caller, Gateway};
+use crate::auth::grants::{Permission, Principal};
+use crate::people::Change;
+
+fn parse(id: &str) -> Result<ConvRef, HttpError> {
+    Ok(id.parse::<ConversationId>()?.into())
+}
+
+/// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what a grant lets one send to.
+async fn require_change(
+    gateway: &Gateway,
+    principal: &Principal,
+    conversation: &ConvRef,
+    sub: &Subject,
+    change: Change,
+) -> Result<(), Refusal> {
+    let own = principal.sub == *sub;
+    match change {
+        Change::Removed if own => Ok(()),
+        Change::Added if own && principal.allows(Permission::Send, &conversation.id) => Ok(()),
+        _ => gateway.require(principal, Permission::Admin, conversation).await,
+    }
+}
+
+async fn change(
+    gateway: Gateway,
+    principal: Principal,
+    (id, sub): (String, String),
+    change: Change,
+) -> Result<Response, HttpError> {
+    let (conversation, sub): (ConvRef, Subject) = (parse(&id)?, sub.parse()?);
+    if sub.is_reserved() {
+        return Err(Refusal::new(Code::UnprocessableRequest, "sub: names that start with @ are reserved").into());
+    }
+    require_change(&gateway, &principal, &conversation, &sub, change).await?;
+    let store = &gateway.node().store;
+    let outcome = match change {
+        Change::Added => store.add_member(&conversation, &sub).await?,
+        Change::Removed => store.remove_member(&conversation, &sub).await?,
+    };
+    match outcome {
+        MembershipChange::Unchanged => {}
+        MembershipChange::Changed => {
+            gateway.people().membership(&conversation, &sub, change);
+            if change == Change::Removed {
+                let reason = Refusal::new(Code::Forbidden, "the subject is no member any more");
+                gateway.hubs().expel(&conversation, &sub, reason).await;
+            }
+        }
+        MembershipChange::NoConversation => return Err(not_found(&conversation).into()),
+        MembershipChange::Direct => {
+            let detail = "sub: a direct conversation has exactly two members, and they stay";
+            return Err(Refusal::new(Code::Conflict, detail).into());
+        }
+    }
+    let created = change == Change::Added && outcome == MembershipChange::Changed;
+    Ok(if created { StatusCode::CREATED } else { StatusCode::NO_CONTENT }.into_response())
+}
+
+pub(super) async fn add(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(path): Path<(String, String)>,
+) -> Result<Response, HttpError> {
+    change(gateway, principal, path, Change::Added).await
+}
+
+pub(super) async fn remove(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(path): Path<(String, String)>,
+) -> Result<Response, HttpError> {
+    change(gateway, principal, path, Change::Removed).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MembersQuery {
+    after: Option<Subject>,
+    limit: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct MemberJson {
+    sub: Subject,
+    since: Timestamp,
+}
+
+#[derive(Serialize)]
+struct MembersJson {
+    members: Vec<MemberJson>,
+    more: bool,
+}
+
+pub(super) async fn list(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(id): Path<String>,
+    Query(query): Query<MembersQuery>,
+) -> Result<Response, HttpError> {
+    let conversation = parse(&id)?;
+    gateway.require(&principal, Permission::Read, &conversation).await?;
+    let limits = gateway.limits();
+    let limit = page_limit(query.limit, limits.history_default, limits.history_limit)?;
+    let members = gateway.node().store.members(&conversation, query.after.as_ref(), limit).await?;
+    let (members, more) = members.ok_or_else(|| not_found(&conversation))?;
+    let members = members.into_iter().map(|member| MemberJson { sub: member.sub, since: member.since }).collect();
+    Ok(axum::Json(MembersJson { members, more }).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CursorRequest {
+    seq: u64,
+}
+
+pub(super) async fn move_cursor(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(id): Path<String>,
+    Json(CursorRequest { seq }): Json<CursorRequest>,
+) -> Result<Response, HttpError> {
+    let conversation = parse(&id)?;
+    gateway.require(&principal, Permission::Read, &conversation).await?;
+    let json = gateway.move_cursor(&principal, &conversation, seq).await?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}
+
+pub(super) async fn presence(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(id): Path<String>,
+) -> Result<Response, HttpError> {
+    let conversation = parse(&id)?;
+    gateway.require(&principal, Permission::Read, &conversation).await?;
+    let json = match gateway.hubs().presence(&conversation).await {
+        Some(json) => json,
+        None if gateway.node().store.conversation(&conversation).await?.is_none() => {
+            return Err(not_found(&conversation).into());
+        }
+        None => r#"{"count":0,"present":{}}"#.to_owned(),
+    };
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
+}

@@ -1,0 +1,311 @@
+//! The gateway: client connections, from the TCP accept to the router and the hubs.
+//!
+//! HTTP calls, Server-Sent Events and Phoenix Channels are thin: they parse, authenticate, authorise and limit, then ask
+//! the router (writes), the hubs (watching) or the store (reads).
+//!
+//! Invariant 12 is kept here: every call goes through [`Gateway::authenticate`] and [`Gateway::require`].
+//!
+//! Deliberately absent: who owns what, numbering, and anything durable.
+
+mod console;
+mod conversations;
+mod development;
+pub mod errors;
+mod input;
+mod listener;
+mod members;
+mod messages;
+mod operations;
+mod socket;
+mod streams;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router as HttpRouter;
+use axum::extract::{FromRequestParts, Request};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use conch_core::limit::SenderLimits;
+use conch_core::refusal::{Code, Refusal, Retry};
+use http::request::Parts;
+use http::{HeaderMap, Method, Uri, header};
+use tokio::sync::watch;
+
+use crate::auth::extract;
+use crate::auth::grants::Principal;
+use crate::auth::origin::{OriginPolicy, Page};
+use crate::auth::secret::Mode;
+use crate::auth::token::TokenKey;
+use crate::config::{Limits, Rate};
+use crate::hub::Hubs;
+use crate::node::Node;
+use crate::people::People;
+use crate::router::Router;
+use crate::turn::agents::Agents;
+use errors::HttpError;
+pub use listener::{ListenError, Listener};
+
+/// Every path of the public listener, with its methods. The OpenAPI document and the router are held against it.
+pub const ROUTES: &[(&str, &[&str])] = &[
+    ("/v1/conversations", &["GET"]),
+    ("/v1/conversations/{id}", &["GET", "PATCH", "PUT"]),
+    ("/v1/conversations/{id}/cursor", &["PUT"]),
+    ("/v1/conversations/{id}/members", &["GET"]),
+    ("/v1/conversations/{id}/members/{sub}", &["DELETE", "PUT"]),
+    ("/v1/conversations/{id}/messages", &["GET", "POST"]),
+    ("/v1/conversations/{id}/presence", &["GET"]),
+    ("/v1/conversations/{id}/stream", &["GET"]),
+    ("/v1/stream", &["GET"]),
+    ("/v1/openapi.json", &["GET"]),
+    ("/dev/login", &["POST"]),
+];
+
+/// What a gateway is made of.
+pub struct Components {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The way to owners.
+    pub router: Router,
+    /// The fan-out.
+    pub hubs: Hubs,
+    /// The personal streams.
+    pub people: People,
+    /// The agents that a session may have.
+    pub agents: Arc<Agents>,
+    /// The key of tokens.
+    pub key: TokenKey,
+    /// Whether the key is configured.
+    pub mode: Mode,
+    /// Which pages may call.
+    pub origins: OriginPolicy,
+    /// Bounds.
+    pub limits: Limits,
+    /// The senders' rate.
+    pub rate: Rate,
+    /// The window over which clients spread their return, in milliseconds.
+    pub reconnect_jitter_ms: u64,
+}
+
+/// See the module's description. Cheap to clone.
+#[derive(Clone)]
+pub struct Gateway {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node: Arc<Node>,
+    router: Router,
+    hubs: Hubs,
+    people: People,
+    agents: Arc<Agents>,
+    key: TokenKey,
+    mode: Mode,
+    origins: OriginPolicy,
+    limits: Limits,
+    rate: Rate,
+    rates: Mutex<SenderLimits>,
+    reconnect_jitter_ms: u64,
+    sockets: Arc<AtomicUsize>,
+    streams: Arc<AtomicUsize>,
+    shutdown: watch::Sender<Phase>,
+}
+
+/// Where the gateway is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    ShuttingDown,
+}
+
+/// Tells a connection that the gateway shuts down.
+#[derive(Clone)]
+pub(crate) struct Shutdown(watch::Receiver<Phase>);
+
+impl Shutdown {
+    /// Completes once, when the shutdown begins. Cancel safe.
+    pub(crate) async fn begun(&mut self) {
+        loop {
+            if self.0.changed().await.is_err() {
+                // The gateway is gone without a word; connections end with the process.
+                std::future::pending::<()>().await;
+            }
+            if *self.0.borrow_and_update() == Phase::ShuttingDown {
+                return;
+            }
+        }
+    }
+}
+
+/// One of a bounded number of connections of a kind.
+pub(crate) struct Slot {
+    count: Arc<AtomicUsize>,
+    gauge: prometheus_client::metrics::gauge::Gauge,
+}
+
+impl Slot {
+    fn take(count: &Arc<AtomicUsize>, limit: usize, gauge: &prometheus_client::metrics::gauge::Gauge) -> Option<Self> {
+        let taken = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| (held < limit).then_some(held + 1));
+        taken.ok()?;
+        gauge.inc();
+        Some(Self { count: Arc::clone(count), gauge: gauge.clone() })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.gauge.dec();
+    }
+}
+
+impl Gateway {
+    /// Puts a gateway together.
+    #[must_use]
+    pub fn new(parts: Components) -> Self {
+        let Components { node, router, hubs, people, agents, key, mode, origins, limits, rate, reconnect_jitter_ms } =
+            parts;
+        let clamp = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        let rates = SenderLimits::new(clamp(rate.per_second), clamp(rate.burst), rate.senders);
+        let shared = Shared {
+            node,
+            router,
+            hubs,
+            people,
+            agents,
+            key,
+            mode,
+            origins,
+            limits,
+            rate,
+            rates: Mutex::new(rates),
+            reconnect_jitter_ms,
+            sockets: Arc::default(),
+            streams: Arc::default(),
+            shutdown: watch::Sender::new(Phase::Serving),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.shared.node
+    }
+
+    pub(crate) fn router(&self) -> &Router {
+        &self.shared.router
+    }
+
+    pub(crate) fn hubs(&self) -> &Hubs {
+        &self.shared.hubs
+    }
+
+    pub(crate) fn people(&self) -> &People {
+        &self.shared.people
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    pub(crate) fn reconnect_jitter_ms(&self) -> u64 {
+        self.shared.reconnect_jitter_ms
+    }
+
+    pub(crate) fn shutdown(&self) -> Shutdown {
+        Shutdown(self.shared.shutdown.subscribe())
+    }
+
+    /// Tells every connection to end: sockets close with 1012, streams send `reconnect`.
+    pub fn shut_down(&self) {
+        self.shared.shutdown.send_replace(Phase::ShuttingDown);
+    }
+
+    /// Completes when every socket and stream has ended, after [`Gateway::shut_down`].
+    pub async fn drained(&self) {
+        let shared = &self.shared;
+        while shared.sockets.load(Ordering::Relaxed) + shared.streams.load(Ordering::Relaxed) > 0 {
+            self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn refuse_if_draining(&self) -> Result<(), Refusal> {
+        match *self.shared.shutdown.borrow() {
+            Phase::Serving => Ok(()),
+            Phase::ShuttingDown => {
+                let retry = Retry { after_ms: 1_000, budget_ms: 30_000 };
+                Err(Refusal::retry(Code::Draining, "the node shuts down", retry))
+            }
+        }
+    }
+
+    pub(crate) fn take_socket_slot(&self) -> Option<Slot> {
+        let shared = &self.shared;
+        Slot::take(&shared.sockets, shared.limits.sockets, &shared.node.metrics.sockets)
+    }
+
+    pub(crate) fn take_stream_slot(&self) -> Option<Slot> {
+        let shared = &self.shared;
+        Slot::take(&shared.streams, shared.limits.streams, &shared.node.metrics.streams)
+    }
+
+    /// Who asks.
+    ///
+    /// # Errors
+    /// `unauthenticated`.
+    pub(crate) fn authenticate(&self, headers: &HeaderMap, uri: &Uri) -> Result<Principal, Refusal> {
+        let token = extract::token(headers, uri)?
+            .ok_or_else(|| Refusal::new(Code::Unauthenticated, "the request has no token"))?;
+        self.shared.key.verify(&token, self.node().seams.clock.wall())
+    }
+
+    /// Judges the page that asks.
+    ///
+    /// # Errors
+    /// `forbidden` for a page that is not allowed.
+    pub(crate) fn check_origin(&self, request: &Request) -> Result<Page, Refusal> {
+        let text = |name| request.headers().get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
+        let host = text(header::HOST).or_else(|| request.uri().authority().map(http::uri::Authority::as_str));
+        self.shared.origins.check(text(header::ORIGIN), host)
+    }
+
+    /// The HTTP service: every route, behind the checks that all have in common.
+    pub fn service(&self) -> HttpRouter {
+        HttpRouter::new()
+            .route("/v1/conversations", get(conversations::list))
+            .route(
+                "/v1/conversations/{id}",
+                put(conversations::create).get(conversations::show).patch(conversations::patch),
+            )
+            .route("/v1/conversations/{id}/cursor", put(members::move_cursor))
+            .route("/v1/conversations/{id}/members", get(members::list))
+            .route("/v1/conversations/{id}/members/{sub}", put(members::add).delete(members::remove))
+            .route("/v1/conversations/{id}/messages", post(messages::send).get(messages::history))
+            .route("/v1/conversations/{id}/presence", get(members::presence))
+            .route("/v1/conversations/{id}/stream", get(streams::conversation))
+            .route("/v1/stream", get(streams::personal))
+            .route("/v1/openapi.json", get(console::openapi))
+            .route("/dev/login", post(development::login))
+            .route("/socket/websocket", get(socket::upgrade))
+            .route("/", get(console::index))
+            .fallback(console::asset_or_not_found)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(axum::middleware::from_fn_with_state(self.clone(), listener::common_checks))
+            .with_state(self.clone())
+    }
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    let detail = format!("{} does not take {method}", uri.path());
+    HttpError(Refusal::new(Code::MethodNotAllowed, detail)).into_response()
+}
+
+/// The caller of an HTTP request.
+pub(crate) struct Caller(pub(crate) Principal);
+
+impl FromRequestParts<Gateway> for Caller {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Gateway) -> Result<Self, HttpError> {
+        Ok(Self(gateway.authenticate(&parts.headers, &parts.uri)?))
+    }
+}

@@ -1,0 +1,158 @@
+//! One joined topic of a socket, as the hub and the personal stream see it.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use conch_core::ids::{ConvRef, Subject};
+use conch_core::refusal::Refusal;
+use conch_core::wire::phoenix::{self, Status};
+use conch_core::wire::websocket;
+use futures_util::future::BoxFuture;
+
+use super::outbox::Outbox;
+use crate::frame::Frame;
+use crate::hub::Session;
+use crate::hub::sink::{FrameSink, Joined, Push, Sink};
+use crate::people::PersonalSession;
+
+/// What a channel is joined to.
+pub(super) enum Membership {
+    /// A conversation, whose session leaves when this is dropped.
+    Conversation(Session),
+    /// The personal stream.
+    Me(#[expect(dead_code, reason = "held for its Drop, which leaves the stream")] PersonalSession),
+}
+
+/// Whether messages may be sent on a channel; judged when it is joined. Who is no member any more is cut off.
+#[derive(Debug, Clone)]
+pub(super) enum Sending {
+    Allowed,
+    Refused(Refusal),
+}
+
+/// How far a channel has come.
+pub(super) enum Stage {
+    Joining,
+    Joined(Membership, Sending),
+    Left,
+}
+
+/// A topic of a socket, from its join to its end.
+pub(super) struct Channel {
+    pub(super) topic: Arc<str>,
+    pub(super) join_ref: Option<Arc<str>>,
+    /// The conversation; `None` for the personal stream.
+    pub(super) conversation: Option<ConvRef>,
+    pub(super) outbox: Arc<Outbox>,
+    stage: Mutex<Stage>,
+}
+
+impl Channel {
+    pub(super) fn new(
+        topic: Arc<str>,
+        join_ref: Option<Arc<str>>,
+        conversation: Option<ConvRef>,
+        outbox: Arc<Outbox>,
+    ) -> Self {
+        Self { topic, join_ref, conversation, outbox, stage: Mutex::new(Stage::Joining) }
+    }
+
+    /// The join succeeded. When the client has left meanwhile, the membership is dropped at once.
+    pub(super) fn joined(&self, membership: Membership, sending: Sending) {
+        let mut stage = self.stage.lock().expect("no holder of the stage panics");
+        if matches!(*stage, Stage::Joining) {
+            *stage = Stage::Joined(membership, sending);
+        }
+    }
+
+    /// Ends the channel; its session leaves.
+    pub(super) fn leave(&self) {
+        let ended = {
+            let mut stage = self.stage.lock().expect("no holder of the stage panics");
+            std::mem::replace(&mut *stage, Stage::Left)
+        };
+        // Dropped without the lock: leaving takes locks of its own.
+        drop(ended);
+    }
+
+    pub(super) fn is_joined(&self) -> bool {
+        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joined(..))
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Left)
+    }
+
+    /// # Errors
+    /// `forbidden` to those who may only read.
+    pub(super) fn may_send(&self) -> Result<(), Refusal> {
+        match &*self.stage.lock().expect("no holder of the stage panics") {
+            Stage::Joined(_, Sending::Refused(refusal)) => Err(refusal.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn typing(&self, sub: &Subject, name: Option<Arc<str>>) {
+        if let Stage::Joined(Membership::Conversation(session), _) =
+            &*self.stage.lock().expect("no holder of the stage panics")
+        {
+            session.typing(sub.clone(), name);
+        }
+    }
+
+    pub(super) fn reply(&self, reference: Option<&str>, status: Status, response_json: &str) {
+        let text = phoenix::reply(self.join_ref.as_deref(), reference, &self.topic, status, response_json);
+        self.outbox.answer(websocket::text_frame(&text));
+    }
+
+    pub(super) fn refuse(&self, reference: Option<&str>, refusal: &Refusal) {
+        self.reply(reference, Status::Error, &super::super::errors::channel_error(refusal));
+    }
+
+    /// Tells the client that the channel is over for good.
+    pub(super) fn send_close(&self) {
+        let text = phoenix::push(self.join_ref.as_deref(), &self.topic, "phx_close", "{}");
+        self.outbox.answer(websocket::text_frame(&text));
+    }
+}
+
+/// The sink of a channel.
+pub(super) struct ChannelSink {
+    pub(super) outbox: Arc<Outbox>,
+    pub(super) channel: Weak<Channel>,
+    pub(super) reference: Option<Arc<str>>,
+    pub(super) reconnect_jitter_ms: u64,
+}
+
+impl FrameSink for ChannelSink {
+    fn push(&self, frame: &Arc<Frame>) -> Push {
+        self.outbox.push(frame.websocket(), frame.class())
+    }
+
+    fn room(&self) -> BoxFuture<'static, ()> {
+        let outbox = Arc::clone(&self.outbox);
+        Box::pin(async move { outbox.room().await })
+    }
+
+    fn end(&self, _reason: &Refusal) {
+        if let Some(channel) = self.channel.upgrade() {
+            channel.send_close();
+            channel.leave();
+        }
+    }
+}
+
+impl Sink for ChannelSink {
+    fn joined(&self, joined: &Joined) {
+        let Some(channel) = self.channel.upgrade() else { return };
+        let Joined { head_seq, log, epoch, catch_up } = joined;
+        let response = format!(
+            r#"{{"head_seq":{head_seq},"log":"{log}","epoch":{epoch},"catchup":"{}","reconnect_jitter_ms":{}}}"#,
+            catch_up.as_str(),
+            self.reconnect_jitter_ms
+        );
+        let reference = self.reference.as_deref();
+        let text = phoenix::reply(channel.join_ref.as_deref(), reference, &channel.topic, Status::Ok, &response);
+        // Queued whatever the fill: what follows must come after it.
+        self.outbox.answer(websocket::text_frame(&text));
+    }
+}

@@ -1,0 +1,347 @@
+//! A socket's task: reads frames, answers pushes, writes what the outbox could not write at once.
+//!
+//! Invariant: an idle connection holds no read buffer and an empty queue. The order of a client's pushes to one topic is
+//! the order in which they reach its owner.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use conch_core::refusal::{Code, Refusal};
+use conch_core::wire::phoenix::{self, ClientFrame, Status, Topic};
+use conch_core::wire::websocket::{self, CloseCode, Incoming, Reader, Side};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use super::channel::{Channel, ChannelSink, Membership, Sending};
+use super::outbox::{Flush, Outbox};
+use super::pushes::Lane;
+use crate::auth::grants::{Permission, Principal};
+use crate::gateway::errors::{IntoRefusal, channel_error};
+use crate::gateway::{Gateway, Shutdown};
+use crate::hub::Join;
+
+/// Bytes read at once. On the stack: an idle connection holds none.
+const READ_BYTES: usize = 4 * 1024;
+/// A client sends a heartbeat every 30 s; one that is silent for this long is gone.
+const IDLE: Duration = Duration::from_secs(75);
+/// Frames handled before the outbox gets its turn.
+const FRAMES_PER_TURN: usize = 64;
+/// How long a closing connection may take to write its last bytes.
+const LAST_WRITE: Duration = Duration::from_secs(5);
+
+pub(super) struct Connection {
+    pub(super) gateway: Gateway,
+    pub(super) principal: Arc<Principal>,
+    stream: Arc<TcpStream>,
+    pub(super) outbox: Arc<Outbox>,
+    reader: Reader,
+    buffer: BytesMut,
+    channels: BTreeMap<Arc<str>, Joined>,
+    pub(super) under_way: Arc<AtomicUsize>,
+    last_read: Instant,
+    shutdown: Shutdown,
+}
+
+/// A joined channel and the lane of its pushes.
+pub(super) struct Joined {
+    pub(super) channel: Arc<Channel>,
+    pub(super) lane: Lane,
+}
+
+/// Whether the connection goes on.
+enum Next {
+    /// Wait for something.
+    GoOn,
+    /// There is more in the buffer.
+    More,
+    End,
+}
+
+impl Connection {
+    pub(super) fn new(gateway: Gateway, principal: Arc<Principal>, stream: TcpStream, read_ahead: &[u8]) -> Self {
+        let stream = Arc::new(stream);
+        let limits = gateway.limits();
+        let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes));
+        let frame_bytes = u32::try_from(limits.frame_bytes).unwrap_or(u32::MAX);
+        Self {
+            principal,
+            outbox,
+            reader: Reader::new(Side::Server, frame_bytes),
+            buffer: BytesMut::from(read_ahead),
+            channels: BTreeMap::new(),
+            under_way: Arc::default(),
+            last_read: Instant::now(),
+            shutdown: gateway.shutdown(),
+            stream,
+            gateway,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        let expires = self.expires_in();
+        let expiry = tokio::time::sleep(expires);
+        let idle = tokio::time::sleep(IDLE);
+        tokio::pin!(expiry, idle);
+        let mut writable = false;
+        loop {
+            match self.handle_buffer() {
+                Next::End => break,
+                Next::More => {
+                    writable = self.outbox.flush() == Flush::Blocked;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+                Next::GoOn => {}
+            }
+            tokio::select! {
+                biased;
+                // All branches are cancel safe: readiness is kept by the stream, notifications by their notifier.
+                () = self.outbox.work() => {}
+                ready = self.stream.writable(), if writable => drop(ready),
+                ready = self.stream.readable() => {
+                    if ready.is_err() || matches!(self.read(), Next::End) {
+                        break;
+                    }
+                    continue;
+                }
+                () = self.shutdown.begun() => {
+                    self.close(CloseCode::RESTART, "the node shuts down");
+                }
+                () = &mut expiry => {
+                    self.close(CloseCode::POLICY, "the token has expired");
+                }
+                () = &mut idle => {
+                    if self.last_read.elapsed() >= IDLE {
+                        self.outbox.abort();
+                        break;
+                    }
+                    idle.as_mut().reset(self.last_read + IDLE);
+                }
+            }
+            match self.outbox.flush() {
+                Flush::Empty => writable = false,
+                Flush::Blocked => writable = true,
+                Flush::Done => break,
+            }
+        }
+        self.end().await;
+    }
+
+    fn expires_in(&self) -> Duration {
+        let now = self.gateway.node().seams.clock.wall();
+        Duration::from_millis(u64::try_from(self.principal.expires_at.0 - now.0).unwrap_or(0))
+    }
+
+    fn close(&self, code: CloseCode, reason: &str) {
+        self.outbox.finish(websocket::close_frame(code, reason));
+    }
+
+    /// Lets the last bytes go, a bounded time, and leaves every channel.
+    async fn end(self) {
+        for joined in self.channels.values() {
+            joined.channel.leave();
+        }
+        let last_bytes = async {
+            while self.outbox.flush() == Flush::Blocked {
+                if self.stream.writable().await.is_err() {
+                    return;
+                }
+            }
+        };
+        // A peer that takes nothing loses its last bytes.
+        let _ = tokio::time::timeout(LAST_WRITE, last_bytes).await;
+        self.outbox.abort();
+    }
+
+    fn read(&mut self) -> Next {
+        let mut bytes = [0; READ_BYTES];
+        match self.stream.try_read(&mut bytes) {
+            Ok(0) => Next::End,
+            Ok(count) => {
+                self.buffer.extend_from_slice(&bytes[..count]);
+                self.last_read = Instant::now();
+                Next::GoOn
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Next::GoOn,
+            Err(_) => Next::End,
+        }
+    }
+
+    /// Handles what is in the buffer.
+    fn handle_buffer(&mut self) -> Next {
+        for _ in 0..FRAMES_PER_TURN {
+            match self.reader.next(&mut self.buffer) {
+                Ok(None) => {
+                    if self.buffer.is_empty() && self.buffer.capacity() > 0 {
+                        self.buffer = BytesMut::new();
+                    }
+                    return Next::GoOn;
+                }
+                Ok(Some(Incoming::Text(text))) => self.text(&text),
+                Ok(Some(Incoming::Ping(payload))) => self.outbox.answer(websocket::pong_frame(&payload)),
+                Ok(Some(Incoming::Pong(_))) => {}
+                Ok(Some(Incoming::Close(code))) => {
+                    self.close(code.unwrap_or(CloseCode::NORMAL), "");
+                    return Next::End;
+                }
+                Ok(Some(Incoming::Binary(_))) => {
+                    self.close(CloseCode(1003), "binary frames are not part of this protocol");
+                    return Next::End;
+                }
+                Err(error) => {
+                    self.close(error.close_code(), &error.to_string());
+                    return Next::End;
+                }
+            }
+        }
+        // The outbox and the other connections get their turn first.
+        Next::More
+    }
+
+    fn text(&mut self, text: &str) {
+        match ClientFrame::parse(text) {
+            Ok(frame) if frame.is_heartbeat() => {
+                let reply = phoenix::reply(None, frame.reference.as_deref(), "phoenix", Status::Ok, "{}");
+                self.outbox.answer(websocket::text_frame(&reply));
+            }
+            Ok(frame) => self.frame(&frame),
+            Err(error) => {
+                let response = channel_error(&Refusal::from(&error));
+                let (join_ref, reference, topic) = match &error.reply_to {
+                    Some(to) => (to.join_ref.as_deref(), Some(to.reference.as_str()), to.topic.as_str()),
+                    None => (None, None, "phoenix"),
+                };
+                let reply = phoenix::reply(join_ref, reference, topic, Status::Error, &response);
+                self.outbox.answer(websocket::text_frame(&reply));
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: &ClientFrame<'_>) {
+        match &*frame.event {
+            "phx_join" => self.join(frame),
+            "phx_leave" => {
+                let reference = frame.reference.as_deref();
+                self.reply(frame, reference, Status::Ok, "{}");
+                if let Some(joined) = self.channels.remove(&*frame.topic) {
+                    joined.channel.send_close();
+                    joined.channel.leave();
+                }
+            }
+            _ => match self.channels.get(&*frame.topic) {
+                Some(joined) if joined.channel.join_ref.as_deref() == frame.join_ref.as_deref() => {
+                    self.push(joined, frame);
+                }
+                _ => {
+                    let refusal = Refusal::new(Code::NotFound, "topic: is not joined on this socket");
+                    self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+                }
+            },
+        }
+    }
+
+    fn reply(&self, frame: &ClientFrame<'_>, reference: Option<&str>, status: Status, response_json: &str) {
+        let text = phoenix::reply(frame.join_ref.as_deref(), reference, &frame.topic, status, response_json);
+        self.outbox.answer(websocket::text_frame(&text));
+    }
+
+    fn join(&mut self, frame: &ClientFrame<'_>) {
+        if let Err(refusal) = self.try_join(frame) {
+            self.gateway.node().metrics.refused(refusal.code);
+            self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+        }
+    }
+
+    fn try_join(&mut self, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
+        let topic: Topic = frame.topic.parse().map_err(IntoRefusal::into_refusal)?;
+        let payload: JoinPayload = serde_json::from_str(frame.payload.get())
+            .map_err(|error| Refusal::new(Code::InvalidRequest, error.to_string()))?;
+        let name: Arc<str> = (&*frame.topic).into();
+        if let Some(old) = self.channels.remove(&name) {
+            old.channel.send_close();
+            old.channel.leave();
+        }
+        self.channels.retain(|_, joined| !joined.channel.has_left());
+        let limit = self.gateway.limits().topics_per_socket;
+        if self.channels.len() >= limit {
+            let detail = format!("topic: at most {limit} may be joined on one socket");
+            return Err(Refusal::new(Code::UnprocessableRequest, detail));
+        }
+        let conversation = match topic {
+            Topic::Conversation(id) => Some(id.into()),
+            Topic::Me => None,
+        };
+        let join_ref = frame.join_ref.as_deref().map(Into::into);
+        let channel = Arc::new(Channel::new(Arc::clone(&name), join_ref, conversation, Arc::clone(&self.outbox)));
+        self.channels.insert(name, Joined { channel: Arc::clone(&channel), lane: Lane::default() });
+        let reference: Option<Arc<str>> = frame.reference.as_deref().map(Into::into);
+        let (gateway, principal) = (self.gateway.clone(), Arc::clone(&self.principal));
+        tokio::spawn(join_task(gateway, principal, channel, reference, payload));
+        Ok(())
+    }
+}
+
+/// What a join may say.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JoinPayload {
+    after: Option<u64>,
+    log: Option<String>,
+}
+
+async fn join_task(
+    gateway: Gateway,
+    principal: Arc<Principal>,
+    channel: Arc<Channel>,
+    reference: Option<Arc<str>>,
+    payload: JoinPayload,
+) {
+    let sink = Arc::new(ChannelSink {
+        outbox: Arc::clone(&channel.outbox),
+        channel: Arc::downgrade(&channel),
+        reference: reference.clone(),
+        reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
+    });
+    let result = match &channel.conversation {
+        Some(conversation) => join_conversation(&gateway, &principal, conversation, sink, payload).await,
+        None => {
+            channel.reply(reference.as_deref(), Status::Ok, "{}");
+            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), sink)), Sending::Allowed))
+        }
+    };
+    match result {
+        Ok((membership, sending)) => channel.joined(membership, sending),
+        Err(refusal) => {
+            gateway.node().metrics.refused(refusal.code);
+            channel.refuse(reference.as_deref(), &refusal);
+            channel.leave();
+        }
+    }
+}
+
+async fn join_conversation(
+    gateway: &Gateway,
+    principal: &Principal,
+    conversation: &conch_core::ids::ConvRef,
+    sink: Arc<ChannelSink>,
+    payload: JoinPayload,
+) -> Result<(Membership, Sending), Refusal> {
+    gateway.require(principal, Permission::Read, conversation).await?;
+    let sending = match gateway.require(principal, Permission::Send, conversation).await {
+        Ok(()) => Sending::Allowed,
+        Err(refusal) => Sending::Refused(refusal),
+    };
+    let join = Join {
+        sink,
+        sub: principal.sub.clone(),
+        name: principal.name.as_deref().map(Into::into),
+        after: payload.after.map(conch_core::ids::Seq),
+        log: payload.log,
+    };
+    let session = gateway.hubs().join(conversation, join).await?;
+    Ok((Membership::Conversation(session), sending))
+}

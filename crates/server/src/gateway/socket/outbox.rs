@@ -1,0 +1,200 @@
+//! A socket's outgoing side: shared bytes, written straight to the kernel where it takes them, queued within a bound
+//! where it does not.
+//!
+//! Invariant: bytes leave in the order of the calls, and no more than the bound waits. Frames are shared [`Bytes`]: a
+//! queue of a thousand slow sockets holds one copy of what they wait for.
+//!
+//! Deliberately absent: encoding. What comes in here goes out as it is.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::{Buf, Bytes};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use crate::frame::Class;
+use crate::hub::sink::Push;
+
+/// Frames written with one call at most.
+const GATHER: usize = 32;
+
+/// See the module's description.
+pub(super) struct Outbox {
+    stream: Arc<TcpStream>,
+    limit_bytes: usize,
+    queue: Mutex<Queue>,
+    /// Wakes the connection's task: something waits to be written, or the outbox was closed.
+    work: Notify,
+    /// Wakes those who wait for room.
+    room: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Bytes>,
+    bytes: usize,
+    state: State,
+}
+
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum State {
+    #[default]
+    Open,
+    /// Nothing more comes in; what waits is still written.
+    Closing,
+    /// Nothing more goes out.
+    Closed,
+}
+
+/// What the connection's task has to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flush {
+    /// Nothing waits.
+    Empty,
+    /// The kernel's buffer is full: wait until the socket is writable.
+    Blocked,
+    /// Everything was written and the outbox was closed, or the peer is gone: end the connection.
+    Done,
+}
+
+impl Outbox {
+    /// An outbox that lets `limit_bytes` wait.
+    #[must_use]
+    pub(super) fn new(stream: Arc<TcpStream>, limit_bytes: usize) -> Self {
+        Self { stream, limit_bytes, queue: Mutex::default(), work: Notify::new(), room: Notify::new() }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("no holder of the queue panics")
+    }
+
+    /// Sends a frame now, if nothing waits before it; else queues it. Live frames may fill half of the bound.
+    pub(super) fn push(&self, frame: &Bytes, class: Class) -> Push {
+        let mut queue = self.queue();
+        if queue.state != State::Open {
+            return Push::Closed;
+        }
+        let mut rest = frame.clone();
+        if queue.frames.is_empty() {
+            match self.stream.try_write(&rest) {
+                Ok(written) if written == rest.len() => return Push::Accepted,
+                Ok(written) => rest.advance(written),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => {
+                    self.close_now(&mut queue);
+                    return Push::Closed;
+                }
+            }
+        }
+        let limit = if class == Class::Live { self.limit_bytes / 2 } else { self.limit_bytes };
+        // A frame that has begun must go on, whatever its size.
+        let begun = rest.len() < frame.len();
+        if !begun && queue.bytes + rest.len() > limit {
+            return Push::Behind;
+        }
+        self.enqueue_locked(&mut queue, rest);
+        Push::Accepted
+    }
+
+    /// Queues a frame for the connection's task, which writes several with one call: answers to pushes, which come in
+    /// bursts. They are few (the pushes under way are bounded), so the bound does not apply.
+    pub(super) fn answer(&self, frame: Bytes) {
+        let mut queue = self.queue();
+        if queue.state == State::Open {
+            self.enqueue_locked(&mut queue, frame);
+        }
+    }
+
+    fn enqueue_locked(&self, queue: &mut Queue, frame: Bytes) {
+        let was_empty = queue.frames.is_empty();
+        queue.bytes += frame.len();
+        queue.frames.push_back(frame);
+        if was_empty {
+            self.work.notify_one();
+        }
+    }
+
+    /// Sends a last frame; then the connection ends.
+    pub(super) fn finish(&self, frame: Bytes) {
+        let mut queue = self.queue();
+        if queue.state == State::Open {
+            self.enqueue_locked(&mut queue, frame);
+            queue.state = State::Closing;
+            self.work.notify_one();
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Ends the connection without another byte.
+    pub(super) fn abort(&self) {
+        let mut queue = self.queue();
+        self.close_now(&mut queue);
+    }
+
+    fn close_now(&self, queue: &mut Queue) {
+        *queue = Queue { state: State::Closed, ..Queue::default() };
+        self.work.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// Writes what waits, until it is all gone or the kernel takes no more.
+    pub(super) fn flush(&self) -> Flush {
+        let mut queue = self.queue();
+        while !queue.frames.is_empty() {
+            let slices: Vec<IoSlice<'_>> = queue.frames.iter().take(GATHER).map(|frame| IoSlice::new(frame)).collect();
+            match self.stream.try_write_vectored(&slices) {
+                Ok(0) => self.close_now(&mut queue),
+                Ok(written) => queue.advance(written),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if queue.bytes <= self.limit_bytes / 2 {
+                        self.room.notify_waiters();
+                    }
+                    return Flush::Blocked;
+                }
+                Err(_) => self.close_now(&mut queue),
+            }
+        }
+        // Memory of a burst goes back; an idle session holds none.
+        queue.frames.shrink_to(0);
+        self.room.notify_waiters();
+        if queue.state == State::Open { Flush::Empty } else { Flush::Done }
+    }
+
+    /// Completes when there is something to flush. Cancel safe.
+    pub(super) async fn work(&self) {
+        self.work.notified().await;
+    }
+
+    /// Completes when less than half of the bound waits, or the connection is gone.
+    pub(super) async fn room(&self) {
+        loop {
+            let notified = self.room.notified();
+            tokio::pin!(notified);
+            // Registered before the look, so that no wake-up falls in between.
+            notified.as_mut().enable();
+            {
+                let queue = self.queue();
+                if queue.state != State::Open || queue.bytes <= self.limit_bytes / 2 {
+                    return;
+                }
+            }
+            notified.await;
+        }
+    }
+}
+
+impl Queue {
+    fn advance(&mut self, mut written: usize) {
+        self.bytes -= written;
+        while let Some(front) = self.frames.front_mut() {
+            if written < front.len() {
+                front.advance(written);
+                return;
+            }
+            written -= front.len();
+            self.frames.pop_front();
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Pushes on a joined channel: messages, history, cursors, typing.
+//!
+//! A message goes straight to its owner's queue when the owner runs here, in the order of the socket's frames. While it
+//! does not (a claim is under way), the topic's pushes gather in a [`Lane`] and go one after another, so that the order
+//! holds there too.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use conch_core::ids::ConvRef;
+use conch_core::record::{Draft, RecordKind};
+use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::sequencer::Receipt;
+use conch_core::wire::phoenix::{ClientFrame, Status};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::channel::Channel;
+use super::connection::{Connection, Joined};
+use crate::auth::grants::Principal;
+use crate::gateway::Gateway;
+use crate::gateway::operations::{HistoryRequest, receipt_json};
+use crate::owner::{OwnerHandle, Reply};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MessagePush<'a> {
+    client_msg_id: String,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryPush {
+    after: Option<u64>,
+    before: Option<u64>,
+    limit: Option<usize>,
+    kinds: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CursorPush {
+    seq: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Empty {}
+
+/// Messages of one topic that wait for their owner, in order. Bounded by the socket's limit of pushes under way.
+#[derive(Clone, Default)]
+pub(super) struct Lane(Arc<Mutex<Option<VecDeque<Message>>>>);
+
+/// A message on its way: what to append, and whom to answer.
+struct Message {
+    drafts: Vec<Draft>,
+    to: Answer,
+}
+
+/// Whom to answer. One push under way is counted for as long as this lives.
+struct Answer {
+    gateway: Gateway,
+    channel: Arc<Channel>,
+    reference: Option<Arc<str>>,
+    _under_way: UnderWay,
+}
+
+struct UnderWay(Arc<AtomicUsize>);
+
+impl UnderWay {
+    fn begin(count: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Refusal> {
+        let before = count.fetch_add(1, Ordering::Relaxed);
+        // Made first, so that a refusal counts down again.
+        let under_way = Self(Arc::clone(count));
+        if before >= limit {
+            let retry = Retry { after_ms: 100, budget_ms: 20_000 };
+            let detail = format!("at most {limit} pushes of one socket may be under way");
+            return Err(Refusal::retry(Code::Overloaded, detail, retry));
+        }
+        Ok(under_way)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Answer {
+    fn settle(&self, result: &Result<Vec<Receipt>, Refusal>) {
+        let reference = self.reference.as_deref();
+        match result {
+            Ok(receipts) => {
+                let receipt = receipts.first().expect("one draft, one receipt");
+                self.channel.reply(reference, Status::Ok, &receipt_json(receipt));
+            }
+            Err(refusal) => self.channel.refuse(reference, refusal),
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn push(&self, joined: &Joined, frame: &ClientFrame<'_>) {
+        if let Err(refusal) = self.try_push(joined, frame) {
+            self.gateway.node().metrics.refused(refusal.code);
+            joined.channel.refuse(frame.reference.as_deref(), &refusal);
+        }
+    }
+
+    fn try_push(&self, joined: &Joined, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
+        let Joined { channel, lane } = joined;
+        let not_built = || Refusal::new(Code::NotFound, format!("event: there is no {:?} here", frame.event));
+        let conversation = channel.conversation.as_ref().ok_or_else(not_built)?;
+        if !channel.is_joined() {
+            let detail = "the join is still under way";
+            return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
+        }
+        match &*frame.event {
+            "message" => self.message(channel, lane, conversation, frame),
+            "history" => {
+                let HistoryPush { after, before, limit, kinds } = parse(frame.payload)?;
+                let request = HistoryRequest { after, before, limit, kinds };
+                self.answer_later(channel, frame, conversation, move |gateway, _, conversation| async move {
+                    gateway.history(&conversation, &request).await
+                })
+            }
+            "cursor" => {
+                let CursorPush { seq } = parse(frame.payload)?;
+                self.answer_later(channel, frame, conversation, move |gateway, principal, conversation| async move {
+                    gateway.move_cursor(&principal, &conversation, seq).await
+                })
+            }
+            "typing" => {
+                let Empty {} = parse(frame.payload)?;
+                self.take_live_rate()?;
+                channel.typing(&self.principal.sub, self.principal.name.as_deref().map(Into::into));
+                channel.reply(frame.reference.as_deref(), Status::Ok, "{}");
+                Ok(())
+            }
+            _ => Err(not_built()),
+        }
+    }
+
+    /// Typing counts towards the same rate as messages: it costs everybody who watches.
+    fn take_live_rate(&self) -> Result<(), Refusal> {
+        self.gateway.take_rate(&self.principal)
+    }
+
+    fn message(
+        &self,
+        channel: &Arc<Channel>,
+        lane: &Lane,
+        conversation: &ConvRef,
+        frame: &ClientFrame<'_>,
+    ) -> Result<(), Refusal> {
+        let MessagePush { client_msg_id, body } = parse(frame.payload)?;
+        channel.may_send()?;
+        let draft = self.gateway.draft(&self.principal, RecordKind::Message, &client_msg_id, body)?;
+        self.gateway.take_rate(&self.principal)?;
+        let to = self.answer_to(channel, frame)?;
+        let message = Message { drafts: vec![draft], to };
+        lane.send(&self.gateway, conversation, message);
+        Ok(())
+    }
+
+    fn answer_to(&self, channel: &Arc<Channel>, frame: &ClientFrame<'_>) -> Result<Answer, Refusal> {
+        let under_way = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket)?;
+        Ok(Answer {
+            gateway: self.gateway.clone(),
+            channel: Arc::clone(channel),
+            reference: frame.reference.as_deref().map(Into::into),
+            _under_way: under_way,
+        })
+    }
+
+    /// Answers a push from a task of its own.
+    fn answer_later<F>(
+        &self,
+        channel: &Arc<Channel>,
+        frame: &ClientFrame<'_>,
+        conversation: &ConvRef,
+        work: impl FnOnce(Gateway, Arc<Principal>, ConvRef) -> F,
+    ) -> Result<(), Refusal>
+    where
+        F: Future<Output = Result<String, Refusal>> + Send + 'static,
+    {
+        let to = self.answer_to(channel, frame)?;
+        let work = work(self.gateway.clone(), Arc::clone(&self.principal), conversation.clone());
+        tokio::spawn(async move {
+            match work.await {
+                Ok(json) => to.channel.reply(to.reference.as_deref(), Status::Ok, &json),
+                Err(refusal) => {
+                    to.gateway.node().metrics.refused(refusal.code);
+                    to.channel.refuse(to.reference.as_deref(), &refusal);
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Lane {
+    /// Sends a message in its turn: at once if nothing waits and the owner runs here.
+    fn send(&self, gateway: &Gateway, conversation: &ConvRef, message: Message) {
+        let mut waiting = self.0.lock().expect("no holder of a lane panics");
+        if let Some(waiting) = &mut *waiting {
+            return waiting.push_back(message);
+        }
+        if let Some(owner) = gateway.router().active(conversation) {
+            return submit(&owner, conversation, message);
+        }
+        *waiting = Some(VecDeque::from([message]));
+        drop(waiting);
+        tokio::spawn(self.clone().drain(gateway.clone(), conversation.clone()));
+    }
+
+    /// Sends what waits, in order, once there is an owner; then the lane is open again.
+    async fn drain(self, gateway: Gateway, conversation: ConvRef) {
+        let owner = gateway.router().owner(&conversation).await;
+        loop {
+            let message = {
+                let mut waiting = self.0.lock().expect("no holder of a lane panics");
+                let message = waiting.as_mut().and_then(VecDeque::pop_front);
+                if message.is_none() {
+                    *waiting = None;
+                }
+                message
+            };
+            match (message, &owner) {
+                (None, _) => return,
+                (Some(message), Ok(owner)) => submit(owner, &conversation, message),
+                // The router waits and asks again inside its own bounds.
+                (Some(message), Err(_)) => send_again(conversation.clone(), message),
+            }
+        }
+    }
+}
+
+/// Hands a message to an owner; its answer goes to the client unless ownership is moving.
+fn submit(owner: &OwnerHandle, conversation: &ConvRef, message: Message) {
+    let conversation = conversation.clone();
+    let drafts = message.drafts.clone();
+    let reply: Reply = Box::new(move |result| match result {
+        Err(refusal) if refusal.code == Code::ConversationUnavailable => send_again(conversation, message),
+        result => message.to.settle(&result),
+    });
+    owner.submit(drafts, reply);
+}
+
+/// The owner went away with the message in its hands: ask again under the same key.
+fn send_again(conversation: ConvRef, message: Message) {
+    tokio::spawn(async move {
+        let Message { drafts, to } = message;
+        let result = to.gateway.router().append(&conversation, drafts).await;
+        to.settle(&result);
+    });
+}
+
+fn parse<'a, T: Deserialize<'a>>(payload: &'a RawValue) -> Result<T, Refusal> {
+    serde_json::from_str(payload.get()).map_err(|error| Refusal::new(Code::InvalidRequest, error.to_string()))
+}

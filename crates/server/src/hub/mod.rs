@@ -1,0 +1,272 @@
+//! Hubs: a gateway's fan-out point for one conversation.
+//!
+//! A hub follows the conversation's owner once, however many sessions watch, and pushes each frame, encoded once, to all
+//! of them. It keeps the newest records in a ring, so that those who come back find what they missed without the store.
+//!
+//! Invariants kept here: 6 and 7. Every session has a position; it gets exactly the records above it, in order. A session
+//! that is behind (it joined with an older position, or its connection is slow) catches up from the store on a task of its
+//! own and is attached to the live stream at the very record where the ring takes over (F1, F5).
+//!
+//! Deliberately absent: any buffer per session beyond its connection's bounded queue, and any encoder per session.
+
+mod catch_up;
+pub mod sink;
+mod task;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
+use conch_core::refusal::{Code, Refusal, Retry};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+
+use crate::node::Node;
+use crate::router::Router;
+use sink::Sink;
+
+/// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
+#[derive(Debug, Clone, Copy)]
+pub struct HubLimits {
+    /// Newest records kept in memory, per hub.
+    pub ring_records: usize,
+    /// Bytes kept in memory, per hub.
+    pub ring_bytes: usize,
+    /// Commands that may wait for one hub.
+    pub commands: usize,
+    /// A join with a position further behind than this many records gets `resync`.
+    pub catch_up_records: usize,
+    /// Records of one read while catching up.
+    pub catch_up_page: usize,
+    /// Store reads for catching up under way at once, on the whole gateway.
+    pub catch_up_reads: usize,
+    /// How long a join waits for the owner before it is refused with a directive.
+    pub join_wait: Duration,
+    /// How long a hub outlives its last session.
+    pub linger: Duration,
+    /// Silence of the owner after which it is looked for again (F3).
+    pub silence: Duration,
+    /// From this many sessions on, presence is a count.
+    pub presence_threshold: usize,
+}
+
+impl Default for HubLimits {
+    fn default() -> Self {
+        Self {
+            ring_records: 1_024,
+            ring_bytes: 2 * 1024 * 1024,
+            commands: 1_024,
+            catch_up_records: 10_000,
+            catch_up_page: 200,
+            catch_up_reads: 16,
+            join_wait: Duration::from_secs(6),
+            linger: Duration::from_secs(5),
+            silence: Duration::from_secs(3),
+            presence_threshold: 1_000,
+        }
+    }
+}
+
+/// Names a session within its gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// A client connection that wants to watch a conversation.
+pub struct Join {
+    /// Where its frames go.
+    pub sink: Arc<dyn Sink>,
+    /// Who it is.
+    pub sub: Subject,
+    /// The display name.
+    pub name: Option<Arc<str>>,
+    /// The last seq that the client has; `None`: from now on.
+    pub after: Option<Seq>,
+    /// The log that `after` belongs to; `None`: the current one is assumed.
+    pub log: Option<String>,
+}
+
+/// What a hub is asked.
+pub(crate) enum Command {
+    Join { id: SessionId, join: Join, answer: oneshot::Sender<Result<(), Refusal>> },
+    Attach { id: SessionId, position: Seq, answer: oneshot::Sender<Attach> },
+    Typing { sub: Subject, name: Option<Arc<str>> },
+    Presence { answer: oneshot::Sender<String> },
+    Expel { sub: Subject, reason: Refusal },
+}
+
+/// The answer to a session that has caught up to a position.
+pub(crate) enum Attach {
+    /// It is live now.
+    Live,
+    /// The ring does not reach back that far: read on from here.
+    ReadOn(Seq),
+    /// The connection's queue is full again: wait for room, then go on from here.
+    Wait(Seq),
+    /// The session is gone.
+    Gone,
+}
+
+/// The sessions that left since the hub last looked. Leaving never waits and never fails.
+#[derive(Debug, Default)]
+pub(crate) struct Leavers {
+    ids: Mutex<Vec<SessionId>>,
+    wake: Notify,
+}
+
+impl Leavers {
+    fn leave(&self, id: SessionId) {
+        self.ids.lock().expect("no holder panics").push(id);
+        self.wake.notify_one();
+    }
+
+    fn take(&self) -> Vec<SessionId> {
+        std::mem::take(&mut *self.ids.lock().expect("no holder panics"))
+    }
+}
+
+/// A joined session; dropping it leaves.
+pub struct Session {
+    id: SessionId,
+    conversation: ConvRef,
+    hub: HubHandle,
+    hubs: Hubs,
+}
+
+impl Session {
+    /// Shows the others that this one types.
+    pub fn typing(&self, sub: Subject, name: Option<Arc<str>>) {
+        // A hub that is too busy for this has better things to do.
+        let _ = self.hub.commands.try_send(Command::Typing { sub, name });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.hub.leavers.leave(self.id);
+        if let Some(entry) = self.hubs.table().hubs.get_mut(&self.conversation.key)
+            && entry.hub.commands.same_channel(&self.hub.commands)
+        {
+            entry.sessions -= 1;
+        }
+    }
+}
+
+/// A cheap handle on a hub.
+#[derive(Clone)]
+pub(crate) struct HubHandle {
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) leavers: Arc<Leavers>,
+}
+
+/// The hubs of a gateway. Cheap to clone.
+#[derive(Clone)]
+pub struct Hubs {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) node: Arc<Node>,
+    pub(crate) router: Router,
+    pub(crate) limits: HubLimits,
+    pub(crate) reads: Semaphore,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    hubs: BTreeMap<ConvKey, Entry>,
+    next_session: u64,
+}
+
+/// A hub, and how many sessions are in it or on their way in. It may end only when there are none.
+struct Entry {
+    hub: HubHandle,
+    sessions: usize,
+}
+
+impl Hubs {
+    /// The hubs of a node, none yet.
+    #[must_use]
+    pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
+        let reads = Semaphore::new(limits.catch_up_reads);
+        Self { shared: Arc::new(Shared { node, router, limits, reads, table: Mutex::default() }) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.shared.table.lock().expect("no holder of the table panics")
+    }
+
+    /// Joins a conversation. The sink has been told [`Sink::joined`] when this returns, and frames may follow at once.
+    ///
+    /// # Errors
+    /// `not_found`, or a refusal with a directive when the owner is not reached in time.
+    pub async fn join(&self, conversation: &ConvRef, join: Join) -> Result<Session, Refusal> {
+        let session = self.enter(conversation);
+        let id = session.id;
+        let (answer, joined) = oneshot::channel();
+        if session.hub.commands.send(Command::Join { id, join, answer }).await.is_err() {
+            return Err(unavailable());
+        }
+        match joined.await {
+            Ok(Ok(())) => Ok(session),
+            Ok(Err(refusal)) => Err(refusal),
+            Err(_) => Err(unavailable()),
+        }
+    }
+
+    /// A session of the conversation's hub, which is started if there is none.
+    fn enter(&self, conversation: &ConvRef) -> Session {
+        let mut table = self.table();
+        table.next_session += 1;
+        let id = SessionId(table.next_session);
+        let entry = table.hubs.entry(conversation.key).or_insert_with(|| {
+            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone());
+            Entry { hub, sessions: 0 }
+        });
+        entry.sessions += 1;
+        let hub = entry.hub.clone();
+        self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
+        Session { id, conversation: conversation.clone(), hub, hubs: self.clone() }
+    }
+
+    /// Takes a hub out of the table if nobody is in it or on the way in; called by the hub, which then ends.
+    pub(crate) fn retire(&self, conversation: &ConvRef) -> bool {
+        let mut table = self.table();
+        let empty = table.hubs.get(&conversation.key).is_none_or(|entry| entry.sessions == 0);
+        if empty {
+            table.hubs.remove(&conversation.key);
+            self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
+        }
+        empty
+    }
+
+    fn existing(&self, conversation: &ConvRef) -> Option<HubHandle> {
+        self.table().hubs.get(&conversation.key).map(|entry| entry.hub.clone())
+    }
+
+    /// How many sessions watch a conversation here; `None`: nobody has for a while.
+    #[must_use]
+    pub fn connected(&self, conversation: &ConvRef) -> Option<usize> {
+        self.table().hubs.get(&conversation.key).map(|entry| entry.sessions)
+    }
+
+    /// Who is present, as the JSON of `GET …/presence`; `None` when nobody watches here.
+    pub async fn presence(&self, conversation: &ConvRef) -> Option<String> {
+        let hub = self.existing(conversation)?;
+        let (answer, presence) = oneshot::channel();
+        hub.commands.send(Command::Presence { answer }).await.ok()?;
+        presence.await.ok()
+    }
+
+    /// Ends every session of a subject in a conversation (it is a member no more).
+    pub async fn expel(&self, conversation: &ConvRef, sub: &Subject, reason: Refusal) {
+        if let Some(hub) = self.existing(conversation) {
+            // A hub that is gone has no sessions.
+            let _ = hub.commands.send(Command::Expel { sub: sub.clone(), reason }).await;
+        }
+    }
+}
+
+fn unavailable() -> Refusal {
+    Refusal::retry(Code::ConversationUnavailable, "the conversation's hub is restarting", Retry::SOON)
+}

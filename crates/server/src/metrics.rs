@@ -1,0 +1,445 @@
+//! What the node counts and measures, by Prometheus's conventions: prefix `conch_`, base units, `_total` on counters.
+//!
+//! Invariant: every label has a bounded set of values: an enum, a status, or a route out of at most [`ROUTES_MAX`]. Nothing
+//! is labelled by conversation, subject or anything else that a client chooses.
+//!
+//! Deliberately absent: a global registry. One [`Metrics`] is made at start and handed to whoever counts.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use conch_core::refusal::Code;
+use prometheus_client::encoding::{prometheus_text, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Most routes that get a label of their own; any further one counts as `other`.
+pub const ROUTES_MAX: usize = 64;
+/// The content type of OpenMetrics text.
+pub const OPENMETRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The content type of the older Prometheus text.
+pub const PROMETHEUS_TYPE: &str = prometheus_text::CONTENT_TYPE;
+
+/// From half a millisecond, a commit on a fast disk, to 10 s, where every request has timed out.
+const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+/// Records of one commit, in powers of two.
+const BATCH: [f64; 12] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0];
+
+type Label = [(&'static str, &'static str); 1];
+type Seconds = Gauge<f64, AtomicU64>;
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// An enum whose variants are label values.
+macro_rules! label {
+    ($(#[$meta:meta])* $name:ident = $label:literal { $($(#[$doc:meta])* $variant:ident = $value:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$doc])* $variant,)+ }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            fn label(self) -> Label {
+                [($label, match self { $(Self::$variant => $value,)+ })]
+            }
+        }
+    };
+}
+
+label! {
+    /// A bounded queue, table or window.
+    Queue = "queue" {
+        /// Writes that wait for one conversation's owner.
+        Owner = "owner",
+        /// Appends that wait for the commit loop.
+        Commit = "commit",
+        /// Bytes that wait for one socket or stream.
+        Outbox = "outbox",
+        /// Ownership claims in flight.
+        Claims = "claims",
+        /// Requests that wait for a claim.
+        ClaimWaiters = "claim_waiters",
+        /// Reads of the store in flight.
+        Reads = "reads",
+        /// Client connections.
+        Connections = "connections",
+        /// WebSockets.
+        Sockets = "sockets",
+        /// Server-Sent Event streams.
+        Streams = "streams",
+        /// Joined sessions.
+        Sessions = "sessions",
+        /// Topics of one socket.
+        Topics = "topics",
+        /// Pushes of one socket in flight.
+        Pushes = "pushes",
+        /// How far behind a client may be.
+        CatchUp = "catch_up",
+        /// Conversations owned.
+        Owned = "owned",
+        /// Members of one conversation.
+        Members = "members",
+        /// Turns that run, or wait in one conversation.
+        Turns = "turns",
+        /// Senders whose allowance is remembered.
+        Senders = "senders",
+    }
+}
+
+label! {
+    /// How a claim of ownership ended.
+    ClaimOutcome = "outcome" {
+        /// This node owns it now.
+        Won = "won",
+        /// Somebody else was faster.
+        Lost = "lost",
+        /// A live node owns it.
+        Held = "held",
+        /// The store failed, or this node may not claim now.
+        Failed = "failed",
+    }
+}
+
+label! {
+    /// Where a turn that has not ended is.
+    LiveTurn = "state" {
+        /// Behind another one.
+        Queued = "queued",
+        /// At work.
+        Running = "running",
+        /// For somebody's answer.
+        Waiting = "waiting",
+    }
+}
+
+label! {
+    /// How a turn ended.
+    EndedTurn = "state" {
+        /// With its answer.
+        Completed = "completed",
+        /// Without one.
+        Failed = "failed",
+        /// By request.
+        Cancelled = "cancelled",
+        /// Replaced by another.
+        Superseded = "superseded",
+    }
+}
+
+/// A route and the status it was answered with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Answered {
+    route: String,
+    status: u16,
+}
+
+impl prometheus_client::encoding::EncodeLabelSet for Answered {
+    fn encode(&self, encoder: &mut prometheus_client::encoding::LabelSetEncoder<'_>) -> Result<(), std::fmt::Error> {
+        ([("route", self.route.as_str())], [("status", self.status.to_string())]).encode(encoder)
+    }
+}
+
+fn seconds() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+fn batches() -> Histogram {
+    Histogram::new(BATCH)
+}
+
+/// Declares a metric once: its handle, type, name, unit, and its help from its documentation.
+macro_rules! metrics {
+    ($( $(#[doc = $doc:literal])+ $visibility:vis $field:ident : $type:ty = $new:expr, $name:literal $(in $unit:ident)?; )*) => {
+        /// The handles. Counting is an atomic addition; a labelled count takes a read lock besides.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            /// The routes that have a label of their own.
+            routes: RwLock<BTreeSet<String>>,
+            $( $(#[doc = $doc])+ $visibility $field: $type, )*
+        }
+
+        impl Metrics {
+            fn registered() -> Self {
+                let mut registry = Registry::with_prefix("conch");
+                $(
+                    let $field: $type = $new;
+                    // The library ends the help with a full stop of its own.
+                    let help = concat!($($doc),+).trim().trim_end_matches('.');
+                    metrics!(@register registry, $name, help, $field $(, $unit)?);
+                )*
+                Self { registry, routes: RwLock::default(), $( $field, )* }
+            }
+        }
+    };
+    (@register $registry:ident, $name:literal, $help:ident, $field:ident) => {
+        $registry.register($name, $help, $field.clone());
+    };
+    (@register $registry:ident, $name:literal, $help:ident, $field:ident, $unit:ident) => {
+        $registry.register_with_unit($name, $help, Unit::$unit, $field.clone());
+    };
+}
+
+metrics! {
+    /// Records committed.
+    pub appends: Counter = Counter::default(), "appends";
+    /// Writes acknowledged to their senders, duplicates included.
+    pub acks: Counter = Counter::default(), "acks";
+    /// Writes answered with the record they had made before.
+    pub duplicates: Counter = Counter::default(), "duplicates";
+    /// Writes that the store refused because their epoch, owner or generation had passed.
+    pub fenced_writes: Counter = Counter::default(), "fenced_writes";
+    /// Refusals, by code.
+    refusals: Family<Label, Counter> = Family::default(), "refusals";
+    /// Writes over a sender's rate.
+    pub rate_limited: Counter = Counter::default(), "rate_limited";
+    /// Time from the start of a commit to its end on disk.
+    commit_duration: Histogram = seconds(), "commit_duration" in Seconds;
+    /// Records in one commit.
+    commit_batch: Histogram = batches(), "commit_batch_records";
+    /// Times that a queue, table or window was at its limit.
+    limit_hits: Family<Label, Counter> = Family::default(), "limit_hits";
+    /// What waits in a queue now.
+    queue_depth: Family<Label, Gauge> = Family::default(), "queue_depth";
+    /// Conversations that this node owns.
+    pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
+    /// Attempts to own a conversation, by outcome.
+    claims: Family<Label, Counter> = Family::default(), "claims";
+    /// Time for which the node's lease may still be acted upon, as of the last heartbeat.
+    lease_validity: Seconds = Gauge::default(), "lease_validity" in Seconds;
+    /// Heartbeats that failed.
+    pub heartbeat_failures: Counter = Counter::default(), "heartbeat_failures";
+    /// Client connections open.
+    pub connections: Gauge = Gauge::default(), "connections";
+    /// WebSockets open.
+    pub sockets: Gauge = Gauge::default(), "sockets";
+    /// Server-Sent Event streams open.
+    pub streams: Gauge = Gauge::default(), "sse_streams";
+    /// Conversations with a hub on this node.
+    pub hubs: Gauge = Gauge::default(), "hubs";
+    /// Sessions joined to a conversation on this node.
+    pub sessions: Gauge = Gauge::default(), "sessions";
+    /// Records and events handed to sessions.
+    pub deliveries: Counter = Counter::default(), "deliveries";
+    /// Bytes handed to sessions.
+    pub delivered: Counter = Counter::default(), "delivered" in Bytes;
+    /// Times that a session's outbox was over its limit.
+    pub slow_sessions: Counter = Counter::default(), "slow_sessions";
+    /// Live events dropped for slow sessions.
+    pub live_dropped: Counter = Counter::default(), "live_events_dropped";
+    /// Sessions told to load the latest page and continue from there.
+    pub resyncs: Counter = Counter::default(), "resyncs";
+    /// Sessions caught up record by record.
+    pub catch_ups: Counter = Counter::default(), "catch_ups";
+    /// Turns that have not ended, by state.
+    turns: Family<Label, Gauge> = Family::default(), "turns";
+    /// Turns that ended, by how.
+    turns_ended: Family<Label, Counter> = Family::default(), "turns_ended";
+    /// HTTP requests answered, by route and status.
+    http_requests: Family<Answered, Counter> = Family::default(), "http_requests";
+    /// Time from a request's head to its answer's head, by route.
+    http_duration: HistogramFamily<[(&'static str, String); 1]> = Family::new_with_constructor(seconds as fn() -> Histogram), "http_request_duration" in Seconds;
+}
+
+impl Metrics {
+    /// All metrics, at zero; every label value of an enum is there from the start, so that a rate never misses its first.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut metrics = Self::registered();
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        metrics.registry.register("build", "The running version", version);
+        for code in Code::ALL {
+            drop(metrics.refusals.get_or_create(&[("code", code.as_str())]));
+        }
+        for queue in Queue::ALL {
+            drop(metrics.limit_hits.get_or_create(&queue.label()));
+        }
+        for outcome in ClaimOutcome::ALL {
+            drop(metrics.claims.get_or_create(&outcome.label()));
+        }
+        for state in LiveTurn::ALL {
+            drop(metrics.turns.get_or_create(&state.label()));
+        }
+        for state in EndedTurn::ALL {
+            drop(metrics.turns_ended.get_or_create(&state.label()));
+        }
+        metrics
+    }
+
+    /// Counts a refusal.
+    pub fn refused(&self, code: Code) {
+        self.refusals.get_or_create(&[("code", code.as_str())]).inc();
+    }
+
+    /// Counts a commit of `records` records.
+    pub fn committed(&self, records: usize, took: Duration) {
+        self.commit_duration.observe(took.as_secs_f64());
+        let records = u32::try_from(records).unwrap_or(u32::MAX);
+        self.commit_batch.observe(f64::from(records));
+        self.appends.inc_by(records.into());
+    }
+
+    /// Counts that something was at its limit.
+    pub fn limit_hit(&self, queue: Queue) {
+        self.limit_hits.get_or_create(&queue.label()).inc();
+    }
+
+    /// The gauge of a queue's depth, to be kept by whoever fills and empties it.
+    #[must_use]
+    pub fn depth(&self, queue: Queue) -> Gauge {
+        self.queue_depth.get_or_create_owned(&queue.label())
+    }
+
+    /// Counts an attempt to own a conversation.
+    pub fn claimed(&self, outcome: ClaimOutcome) {
+        self.claims.get_or_create(&outcome.label()).inc();
+    }
+
+    /// Says for how long the lease may still be acted upon.
+    pub fn lease_valid_for(&self, left: Duration) {
+        self.lease_validity.set(left.as_secs_f64());
+    }
+
+    /// The gauge of turns in a state, to be kept by whoever runs them.
+    #[must_use]
+    pub fn turns(&self, state: LiveTurn) -> Gauge {
+        self.turns.get_or_create_owned(&state.label())
+    }
+
+    /// Counts the end of a turn.
+    pub fn turn_ended(&self, state: EndedTurn) {
+        self.turns_ended.get_or_create(&state.label()).inc();
+    }
+
+    /// Counts an answered request. `route` is the matched pattern (`/v1/conversations/{id}`), never the path itself;
+    /// `None`: no route matched.
+    pub fn answered(&self, route: Option<&str>, status: u16, took: Duration) {
+        let label = [("route", self.route_label(route.unwrap_or("none")).to_owned())];
+        self.http_duration.get_or_create(&label).observe(took.as_secs_f64());
+        let [(_, route)] = label;
+        self.http_requests.get_or_create(&Answered { route, status }).inc();
+    }
+
+    /// The route itself while there is room for it. The set only grows, so a poisoned lock is as good as another.
+    fn route_label<'a>(&self, route: &'a str) -> &'a str {
+        if self.routes.read().unwrap_or_else(PoisonError::into_inner).contains(route) {
+            return route;
+        }
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        if routes.len() >= ROUTES_MAX && !routes.contains(route) {
+            return "other";
+        }
+        routes.insert(route.to_owned());
+        route
+    }
+
+    /// Everything as text, with its content type: OpenMetrics where the scraper's `Accept` names it, else Prometheus 0.0.4.
+    #[must_use]
+    pub fn encode(&self, accept: &str) -> (&'static str, String) {
+        let mut page = String::new();
+        let (content_type, encoded) = if accept.contains("application/openmetrics-text") {
+            (OPENMETRICS_TYPE, text::encode(&mut page, &self.registry))
+        } else {
+            (PROMETHEUS_TYPE, prometheus_text::encode(&mut page, &self.registry))
+        };
+        encoded.expect("a String takes every write");
+        (content_type, page)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(metrics: &Metrics) -> String {
+        metrics.encode("").1
+    }
+
+    #[test]
+    fn counts_come_out_under_their_names() {
+        let metrics = Metrics::new();
+        metrics.acks.inc();
+        metrics.delivered.inc_by(200);
+        metrics.refused(Code::Overloaded);
+        metrics.committed(3, Duration::from_millis(2));
+        metrics.limit_hit(Queue::Outbox);
+        metrics.depth(Queue::Commit).set(7);
+        metrics.claimed(ClaimOutcome::Won);
+        metrics.lease_valid_for(Duration::from_millis(11_500));
+        metrics.turns(LiveTurn::Running).inc();
+        metrics.turn_ended(EndedTurn::Failed);
+        metrics.answered(Some("/v1/conversations/{id}"), 201, Duration::from_millis(1));
+        let page = page(&metrics);
+        for line in [
+            "conch_acks_total 1",
+            "conch_appends_total 3",
+            "conch_delivered_bytes_total 200",
+            "conch_refusals_total{code=\"overloaded\"} 1",
+            "conch_refusals_total{code=\"draining\"} 0",
+            "conch_commit_duration_seconds_bucket{le=\"0.0025\"} 1",
+            "conch_commit_batch_records_sum 3.0",
+            "conch_limit_hits_total{queue=\"outbox\"} 1",
+            "conch_queue_depth{queue=\"commit\"} 7",
+            "conch_claims_total{outcome=\"won\"} 1",
+            "conch_lease_validity_seconds 11.5",
+            "conch_turns{state=\"running\"} 1",
+            "conch_turns_ended_total{state=\"failed\"} 1",
+            "conch_http_requests_total{route=\"/v1/conversations/{id}\",status=\"201\"} 1",
+            "conch_http_request_duration_seconds_count{route=\"/v1/conversations/{id}\"} 1",
+            "# TYPE conch_acks_total counter",
+            "# HELP conch_fenced_writes_total Writes that the store refused because their epoch, owner or generation had passed.",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in\n{page}");
+        }
+        assert!(page.contains(&format!("version=\"{}\"", env!("CARGO_PKG_VERSION"))));
+    }
+
+    #[test]
+    fn names_follow_the_conventions() {
+        let page = page(&Metrics::new());
+        let mut names = BTreeSet::new();
+        for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            let (name, kind) = line.split_once(' ').expect("a name and a type");
+            assert!(name.starts_with("conch_") && names.insert(name.to_owned()), "{name}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+            assert!(!name.contains("_ms") && !name.contains("total_total"), "{name}");
+        }
+        assert!(names.len() > 20, "{names:?}");
+    }
+
+    #[test]
+    fn labels_stay_bounded_whatever_clients_ask_for() {
+        let metrics = Metrics::new();
+        for number in 0..10 * ROUTES_MAX {
+            metrics.answered(Some(&format!("/{number}")), 404, Duration::ZERO);
+        }
+        metrics.answered(None, 404, Duration::ZERO);
+        metrics.answered(Some("/0"), 404, Duration::ZERO);
+        let page = page(&metrics);
+        let routes = page.lines().filter(|line| line.starts_with("conch_http_requests_total{")).count();
+        assert_eq!(routes, ROUTES_MAX + 1, "the named ones and `other`");
+        assert!(page.contains("conch_http_requests_total{route=\"/0\",status=\"404\"} 2"));
+    }
+
+    #[test]
+    fn the_format_is_the_one_that_is_asked_for() {
+        let metrics = Metrics::new();
+        let (content_type, page) = metrics.encode("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+        assert!(content_type == OPENMETRICS_TYPE && page.ends_with("# EOF\n"));
+        let (content_type, page) = metrics.encode("*/*");
+        assert!(content_type == PROMETHEUS_TYPE && !page.contains("# EOF"));
+    }
+}

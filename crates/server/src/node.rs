@@ -1,0 +1,108 @@
+//! What every part of a running node shares: who it is, its store, its lease's validity and its limits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use conch_core::ids::{Incarnation, NodeName, Region};
+use conch_core::lease::LeaseTiming;
+use conch_core::sequencer::{Moment, SequencerLimits};
+use conch_core::time::Monotonic;
+use conch_store::Store;
+
+use crate::metrics::Metrics;
+use crate::seams::Seams;
+
+/// Until when this incarnation may act on its lease. Written by the heartbeat alone, read before every assignment and ack.
+#[derive(Debug, Default)]
+pub struct Validity(AtomicU64);
+
+impl Validity {
+    /// The end of validity; in the past when the lease is lost or was never had.
+    #[must_use]
+    pub fn until(&self) -> Monotonic {
+        Monotonic(self.0.load(Ordering::Acquire))
+    }
+
+    /// Sets the end of validity.
+    pub fn set(&self, until: Monotonic) {
+        self.0.store(until.0, Ordering::Release);
+    }
+
+    /// Ends validity at once.
+    pub fn end(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Bounds and times of ownership on a node; see docs/CONFIG.md.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnerLimits {
+    /// Of each conversation's sequencer.
+    pub sequencer: SequencerLimits,
+    /// Commands that may wait for one owner.
+    pub commands: usize,
+    /// Frames that may wait for one follower; above it the follower is dropped and comes back.
+    pub follower_frames: usize,
+    /// Batches that may wait for the group commit.
+    pub commit_queue: usize,
+    /// Most batches of one group commit.
+    pub commit_batches: usize,
+    /// Idle for this long and not followed: its memory goes.
+    pub hibernate_after: Duration,
+    /// Idle for this long: its lease goes too.
+    pub release_after: Duration,
+    /// Numbers that an unclean takeover skips.
+    pub gap: u64,
+    /// Claims under way at once.
+    pub claims: usize,
+    /// How long a gateway itself waits and retries before it answers with a directive.
+    pub route_budget: Duration,
+}
+
+impl Default for OwnerLimits {
+    fn default() -> Self {
+        Self {
+            sequencer: SequencerLimits::default(),
+            commands: 4_096,
+            follower_frames: 4_096,
+            commit_queue: 1_024,
+            commit_batches: 512,
+            hibernate_after: Duration::from_secs(60),
+            release_after: Duration::from_secs(600),
+            gap: 1_000,
+            claims: 64,
+            route_budget: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A running node.
+pub struct Node {
+    /// This registration.
+    pub me: Incarnation,
+    /// The operator's name for it.
+    pub name: NodeName,
+    /// Where it runs.
+    pub region: Region,
+    /// Leases and records.
+    pub store: Arc<dyn Store>,
+    /// Time, tasks, randomness.
+    pub seams: Seams,
+    /// The lease's times.
+    pub timing: LeaseTiming,
+    /// Until when the lease may be acted upon.
+    pub validity: Validity,
+    /// Bounds of ownership.
+    pub limits: OwnerLimits,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Node {
+    /// Now, and until when the lease is certain.
+    #[must_use]
+    pub fn moment(&self) -> Moment {
+        Moment { now: self.seams.now(), valid_until: self.validity.until() }
+    }
+}

@@ -1,0 +1,49 @@
+//! What an owner sends to those who follow it.
+
+use std::sync::Arc;
+
+use conch_core::ids::{Epoch, Incarnation, LogId, Seq};
+use conch_core::record::Record;
+use conch_core::turn::live::LiveEvent;
+use tokio::sync::mpsc;
+
+use crate::frame::Frame;
+
+/// A record that was committed, encoded once.
+#[derive(Debug)]
+pub struct Published {
+    /// The seq of the record before it in the log (F2).
+    pub prev: Seq,
+    /// The record.
+    pub record: Record,
+    /// The same, ready to be shown.
+    pub frame: Arc<Frame>,
+}
+
+/// One message of a follow stream.
+#[derive(Debug, Clone)]
+pub enum FollowFrame {
+    /// A committed record.
+    Record(Arc<Published>),
+    /// A live event; its place is after the last record sent before it.
+    Live(Arc<LiveEvent>),
+    /// Everything up to here was sent; once a second (F3).
+    Position(Seq),
+}
+
+/// A follow stream. It ends when the owner is one no longer (F6).
+#[derive(Debug)]
+pub struct Follow {
+    /// The owner's epoch: frames of a lower one are dropped (F4).
+    pub epoch: Epoch,
+    /// The owner's incarnation.
+    pub incarnation: Incarnation,
+    /// The history that seqs belong to.
+    pub log: LogId,
+    /// Where the stream begins: what is at or below comes from the store (F1).
+    pub position: Seq,
+    /// The running step's text, for those who join in the middle of a turn.
+    pub snapshot: Option<LiveEvent>,
+    /// The stream.
+    pub frames: mpsc::Receiver<FollowFrame>,
+}

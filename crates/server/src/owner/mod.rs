@@ -1,0 +1,165 @@
+//! The owner of a conversation: one task, the only place on this node that numbers, acks and publishes its records.
+//!
+//! A task owns the state; everybody else holds an [`OwnerHandle`]. The durable steps run inside the task, so that a caller
+//! who goes away cannot cut one in half.
+//!
+//! Invariants kept here: 7 and 8, by performing the sequencer's actions in order and nothing else; and F1, F3, F6 of the
+//! follow protocol (docs/ARCHITECTURE.md, "Follow").
+//!
+//! Deliberately absent: finding the owner ([`crate::router`]), and any knowledge of sockets ([`crate::hub`]).
+
+pub mod commit;
+mod follow;
+mod task;
+mod turns;
+
+use std::sync::Arc;
+
+use conch_core::conversation::ConversationKind;
+use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, LogId, Seq};
+use conch_core::record::Draft;
+use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::sequencer::{Receipt, Reign};
+use conch_core::turn::live::LiveEvent;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::turn::agents::Agents;
+
+pub use follow::{Follow, FollowFrame, Published};
+pub(crate) use task::{start, store_refusal};
+
+/// Where an append's outcome goes; called exactly once, from the owner's task, so it must not block.
+pub type Reply = Box<dyn FnOnce(Result<Vec<Receipt>, Refusal>) + Send>;
+
+/// What an owner is asked.
+pub(crate) enum Command {
+    /// Append these in one commit.
+    Append { drafts: Vec<Draft>, reply: Reply },
+    /// Append these for a turn, if it is still the runner's.
+    RunnerAppend { drafts: Vec<Draft>, reply: Reply },
+    /// A turn's runner is done, one way or another.
+    RunnerGone { turn: Seq },
+    /// Show a live event of a turn.
+    Live(LiveEvent),
+    /// Turns that start from now on are this agent's.
+    SetAgent(AgentName),
+    /// Attach a follower.
+    Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
+    /// Finish what is under way, release the lease, stop.
+    Release { done: oneshot::Sender<()> },
+}
+
+/// Ownership of a conversation whose task is not running: kept while it hibernates.
+#[derive(Debug, Clone)]
+pub(crate) struct Tenure {
+    pub conversation: ConvRef,
+    pub reign: Reign,
+    pub generation: Generation,
+    pub log: LogId,
+    pub kind: ConversationKind,
+    /// Who answers; only in a session.
+    pub agent: Option<AgentName>,
+}
+
+/// How an owner's task ended.
+pub(crate) enum End {
+    /// Still ours, without a task.
+    Hibernated(Tenure),
+    /// Given up, lost, or of unknown fate: whoever comes next resolves.
+    Gone,
+}
+
+/// A cheap handle on an owner.
+#[derive(Clone)]
+pub struct OwnerHandle {
+    pub(crate) epoch: Epoch,
+    pub(crate) commands: mpsc::Sender<Command>,
+}
+
+impl OwnerHandle {
+    /// The epoch of its reign.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// True once its task accepts nothing more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.commands.is_closed()
+    }
+
+    /// Asks for an append without waiting, in the order of calls. When the owner is gone or its queue is full, `reply` is
+    /// called with a refusal that carries a directive.
+    pub fn submit(&self, drafts: Vec<Draft>, reply: Reply) {
+        let refused = match self.commands.try_send(Command::Append { drafts, reply }) {
+            Ok(()) => return,
+            Err(mpsc::error::TrySendError::Full(command)) => (command, overloaded()),
+            Err(mpsc::error::TrySendError::Closed(command)) => (command, moved()),
+        };
+        if let (Command::Append { reply, .. }, refusal) = refused {
+            reply(Err(refusal));
+        }
+    }
+
+    /// Appends and waits for the outcome. Dropping the future does not stop the append.
+    ///
+    /// # Errors
+    /// The owner's refusal, or one with a directive when the owner is gone.
+    pub async fn append(&self, drafts: Vec<Draft>) -> Result<Vec<Receipt>, Refusal> {
+        let (answer, outcome) = oneshot::channel();
+        let reply: Reply = Box::new(move |result| drop(answer.send(result)));
+        if self.commands.send(Command::Append { drafts, reply }).await.is_err() {
+            return Err(moved());
+        }
+        outcome.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    /// Attaches a follower between two commits (F1).
+    ///
+    /// # Errors
+    /// A refusal with a directive when the owner is gone or its lease uncertain.
+    pub async fn follow(&self) -> Result<Follow, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Follow { reply }).await.is_err() {
+            return Err(moved());
+        }
+        answer.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    /// Turns that start from now on are this agent's. An owner that is too busy or gone reads it when it thaws.
+    pub fn set_agent(&self, agent: AgentName) {
+        let _ = self.commands.try_send(Command::SetAgent(agent));
+    }
+
+    /// Asks the owner to release and waits until it has; returns at once when it is gone.
+    pub(crate) async fn release(&self) {
+        let (done, released) = oneshot::channel();
+        if self.commands.send(Command::Release { done }).await.is_ok() {
+            // An error means that the task ended on its own, which is as good.
+            let _ = released.await;
+        }
+    }
+}
+
+/// The refusal of an owner that is one no longer.
+pub(crate) fn moved() -> Refusal {
+    Refusal::retry(Code::ConversationUnavailable, "the conversation changes its owner", Retry::SOON)
+}
+
+fn overloaded() -> Refusal {
+    let retry = Retry { after_ms: 500, budget_ms: 20_000 };
+    Refusal::retry(Code::Overloaded, "the conversation's queue is full", retry)
+}
+
+/// Told to the router when an owner's task ends.
+pub(crate) type OnEnd = Box<dyn FnOnce(End) + Send>;
+
+/// What an owner's task needs.
+pub(crate) struct Charge {
+    pub node: Arc<crate::node::Node>,
+    pub committer: commit::Committer,
+    pub tenure: Tenure,
+    pub agents: Arc<Agents>,
+    pub on_published: Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>,
+}

@@ -1,0 +1,408 @@
+//! The owner's task: a loop around the sequencer (and, for a session, the turn machine).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use conch_core::conversation::ConversationKind;
+use conch_core::ids::Seq;
+use conch_core::invariant::Broken;
+use conch_core::record::Record;
+use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::sequencer::{Action, CommitRequest, Input, Original, Outcome, Receipt, Sequencer, Ticket};
+use conch_core::time::Monotonic;
+use conch_core::turn::{self, Due};
+use conch_store::{AppendOutcome, Batch, Duplicate, Held, StoreError};
+use futures_util::future::BoxFuture;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+
+use super::commit::Submission;
+use super::turns::{Turns, due_change};
+use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
+use crate::frame::{Address, Frame};
+
+/// Time between two position marks to followers, and between two looks at idleness.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Starts an owner's task.
+pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
+    let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
+    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands };
+    let seams = charge.node.seams.clone();
+    let owner = Owner::new(charge, inbox, handle.commands.clone());
+    seams.spawn("owner", async move { on_end(owner.run().await) });
+    handle
+}
+
+struct Owner {
+    charge: Charge,
+    address: Address,
+    inbox: mpsc::Receiver<Command>,
+    /// For runners; so the inbox ends only when it is closed.
+    commands: mpsc::Sender<Command>,
+    sequencer: Sequencer,
+    replies: BTreeMap<Ticket, Reply>,
+    next_ticket: u64,
+    flight: Option<oneshot::Receiver<AppendOutcome>>,
+    followers: Vec<mpsc::Sender<FollowFrame>>,
+    tick: BoxFuture<'static, ()>,
+    last_use: Monotonic,
+    halted: bool,
+    releasing: Vec<oneshot::Sender<()>>,
+    /// A session's turns, once they are thawed.
+    turns: Option<Turns>,
+    /// What the turn machine has asked for and the owner has not done yet.
+    turn_actions: VecDeque<turn::Action>,
+    /// The due row's change in the batch under way.
+    due: Due,
+    /// A batch that waits for one that changes the due row alone.
+    next_commit: Option<CommitRequest>,
+    /// The batch under way changes the due row and nothing else.
+    due_alone: bool,
+}
+
+/// What wakes the loop.
+enum Wake {
+    Command(Option<Command>),
+    Outcome(AppendOutcome),
+    Tick,
+}
+
+impl Owner {
+    fn new(charge: Charge, inbox: mpsc::Receiver<Command>, commands: mpsc::Sender<Command>) -> Self {
+        let Tenure { conversation, reign, log, .. } = charge.tenure.clone();
+        let address = Address::conversation(&conversation.id, log);
+        let sequencer = Sequencer::new(conversation, reign, charge.node.limits.sequencer);
+        let (tick, last_use) = (charge.node.seams.sleep(TICK), charge.node.seams.now());
+        Self {
+            charge,
+            address,
+            inbox,
+            commands,
+            sequencer,
+            replies: BTreeMap::new(),
+            next_ticket: 0,
+            flight: None,
+            followers: Vec::new(),
+            tick,
+            last_use,
+            halted: false,
+            releasing: Vec::new(),
+            turns: None,
+            turn_actions: VecDeque::new(),
+            due: Due::Keep,
+            next_commit: None,
+            due_alone: false,
+        }
+    }
+
+    async fn run(mut self) -> End {
+        if let Err(error) = self.thaw().await {
+            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %error, "a session was not thawed");
+            return self.ended();
+        }
+        loop {
+            match self.wake().await {
+                Wake::Command(Some(command)) => self.command(command),
+                // Every handle is gone, the router's too: the node shuts down.
+                Wake::Command(None) => self.inbox.close(),
+                Wake::Outcome(outcome) => self.outcome(outcome),
+                Wake::Tick => self.tick(),
+            }
+            self.perform_turn_actions();
+            if self.halted {
+                return self.ended();
+            }
+            if self.sequencer.is_idle() && self.flight.is_none() {
+                if !self.releasing.is_empty() || self.inbox.is_closed() {
+                    return self.release().await;
+                }
+                if self.may_hibernate() {
+                    return self.hibernate().await;
+                }
+            }
+        }
+    }
+
+    /// Waits for the next thing to do. Cancel safe: a receiver loses nothing, the tick is kept across calls.
+    async fn wake(&mut self) -> Wake {
+        let flight = async {
+            match &mut self.flight {
+                // A committer that went away leaves the outcome unknown.
+                Some(answer) => answer.await.unwrap_or_else(|_| {
+                    AppendOutcome::Failed(StoreError::Ambiguous("the group commit stopped".to_owned()))
+                }),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            outcome = flight => Wake::Outcome(outcome),
+            command = self.inbox.recv(), if !self.inbox.is_closed() || !self.inbox.is_empty() => Wake::Command(command),
+            () = &mut self.tick => Wake::Tick,
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        self.last_use = self.charge.node.seams.now();
+        match command {
+            Command::Append { drafts, reply } => match self.may_accept(&drafts) {
+                Ok(()) => {
+                    let ticket = self.ticket(reply);
+                    self.step(Input::Append(ticket, drafts));
+                }
+                Err(refusal) => reply(Err(refusal)),
+            },
+            Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),
+            Command::RunnerGone { turn } => self.tell_turns(turn::Input::RunnerGone { turn }),
+            Command::Live(event) => self.live(event),
+            Command::SetAgent(agent) => {
+                if let Some(turns) = &mut self.turns {
+                    turns.machine.set_agent(agent);
+                }
+            }
+            Command::Follow { reply } => {
+                // A follower that went away needs no answer.
+                let _ = reply.send(self.follow());
+            }
+            Command::Release { done } => self.releasing.push(done),
+        }
+    }
+
+    fn ticket(&mut self, reply: Reply) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        self.replies.insert(ticket, reply);
+        ticket
+    }
+
+    fn follow(&mut self) -> Result<Follow, Refusal> {
+        let moment = self.charge.node.moment();
+        if moment.now >= moment.valid_until {
+            return Err(moved());
+        }
+        let (sender, frames) = mpsc::channel(self.charge.node.limits.follower_frames);
+        self.followers.push(sender);
+        Ok(Follow {
+            epoch: self.sequencer.epoch(),
+            incarnation: self.charge.node.me,
+            log: self.address.log.clone(),
+            position: self.sequencer.last_seq(),
+            snapshot: self.turns.as_ref().and_then(|turns| turns.view.snapshot()),
+            frames,
+        })
+    }
+
+    fn outcome(&mut self, outcome: AppendOutcome) {
+        self.flight = None;
+        let due = std::mem::replace(&mut self.due, Due::Keep);
+        if self.due_alone {
+            return self.due_outcome(&outcome);
+        }
+        let landed = matches!(outcome, AppendOutcome::Landed { .. });
+        let input = match outcome {
+            AppendOutcome::Landed { at, duplicates } => {
+                Input::Landed { at, duplicates: duplicates.into_iter().map(original).collect() }
+            }
+            AppendOutcome::Fenced => {
+                self.charge.node.metrics.fenced_writes.inc();
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "fenced");
+                Input::Ended(moved())
+            }
+            AppendOutcome::Rewound => {
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "rewound");
+                Input::Ended(moved())
+            }
+            AppendOutcome::Failed(error) if error.is_ambiguous() => Input::Ended(moved()),
+            AppendOutcome::Failed(error) => Input::Failed(store_refusal(&error)),
+        };
+        self.step(input);
+        if landed {
+            self.tell_turns(turn::Input::DueWritten(due));
+        }
+    }
+
+    /// Lets the sequencer decide, then does what it says, in its order.
+    fn step(&mut self, input: Input) {
+        let mut actions = Vec::new();
+        self.sequencer.handle(self.charge.node.moment(), input, &mut actions);
+        for action in actions {
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Commit(request) if self.flight.is_some() => self.next_commit = Some(request),
+            Action::Commit(request) => self.commit(request),
+            Action::Ack(ticket, receipts) => {
+                self.count_acks(&receipts);
+                self.settle(ticket, Ok(receipts));
+            }
+            Action::Refuse(ticket, refusal) => {
+                self.charge.node.metrics.refused(refusal.code);
+                self.settle(ticket, Err(refusal));
+            }
+            Action::Publish { prev, record } => self.publish(prev, record),
+            Action::Halt(broken) => {
+                if let Some(broken) = broken {
+                    self.report(&broken);
+                }
+                self.halted = true;
+            }
+        }
+    }
+
+    fn count_acks(&self, receipts: &[Receipt]) {
+        let metrics = &self.charge.node.metrics;
+        let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
+        metrics.duplicates.inc_by(duplicates);
+        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
+    }
+
+    fn report(&self, broken: &Broken) {
+        tracing::error!(conversation = %self.charge.tenure.conversation.id, %broken, "an owner stops");
+    }
+
+    fn settle(&mut self, ticket: Ticket, result: Result<Vec<Receipt>, Refusal>) {
+        let own = self.turns.as_mut().and_then(|turns| turns.own.remove(&ticket));
+        if let (Some(drafts), Err(refusal)) = (own, &result) {
+            self.tell_turns(turn::Input::AppendRefused { drafts: &drafts, retry: refusal.retry });
+        }
+        if let Some(reply) = self.replies.remove(&ticket) {
+            reply(result);
+        }
+    }
+
+    fn commit(&mut self, request: CommitRequest) {
+        self.due = self.turns.as_ref().map_or(Due::Keep, |turns| turns.due_after(&request.records));
+        self.submit(request);
+    }
+
+    fn submit(&mut self, request: CommitRequest) {
+        let Tenure { conversation, generation, .. } = &self.charge.tenure;
+        let batch = Batch {
+            conversation: conversation.clone(),
+            epoch: self.sequencer.epoch(),
+            generation: *generation,
+            prev: request.prev,
+            hi: request.hi,
+            reserve: request.reserve,
+            due: due_change(self.due),
+            records: request.records,
+        };
+        let (answer, outcome) = oneshot::channel();
+        self.flight = Some(outcome);
+        if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
+            // The queue is full or gone: nothing was written, for certain.
+            let detail = error.to_string();
+            let (TrySendError::Full(submission) | TrySendError::Closed(submission)) = error;
+            let _ = submission.answer.send(AppendOutcome::Failed(StoreError::Unavailable(detail)));
+        }
+    }
+
+    fn publish(&mut self, prev: Seq, record: Record) {
+        let seq = record.seq;
+        if let Some(turns) = &mut self.turns {
+            turns.committed(&record);
+        }
+        self.tell_turns(turn::Input::Committed(&record));
+        if !self.followers.is_empty() {
+            let frame = Arc::new(Frame::record(&self.address, &record));
+            self.send_to_followers(&FollowFrame::Record(Arc::new(Published { prev, record, frame })));
+        }
+        (self.charge.on_published)(&self.charge.tenure.conversation, seq);
+    }
+
+    /// A follower whose queue is full is dropped: its stream ends and it comes back with its position.
+    fn send_to_followers(&mut self, frame: &FollowFrame) {
+        self.followers.retain(|follower| follower.try_send(frame.clone()).is_ok());
+    }
+
+    fn tick(&mut self) {
+        self.tick = self.charge.node.seams.sleep(TICK);
+        self.tell_turns(turn::Input::Tick);
+        let moment = self.charge.node.moment();
+        if moment.now < moment.valid_until {
+            self.send_to_followers(&FollowFrame::Position(self.sequencer.last_seq()));
+        }
+    }
+
+    fn may_hibernate(&self) -> bool {
+        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle()) {
+            return false;
+        }
+        let idle = self.charge.node.seams.now().since(self.last_use);
+        self.followers.is_empty() && self.inbox.is_empty() && idle >= self.charge.node.limits.hibernate_after
+    }
+
+    async fn hibernate(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.save_checkpoint().await;
+        let tenure = Tenure { reign: self.sequencer.reign(), ..self.charge.tenure };
+        End::Hibernated(tenure)
+    }
+
+    /// Gives the lease up with nothing under way; followers see the end of their stream (F6).
+    async fn release(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.stop_runner();
+        self.save_checkpoint().await;
+        let Tenure { conversation, .. } = &self.charge.tenure;
+        let reign = self.sequencer.reign();
+        let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
+        match self.charge.node.store.release(&held, reign.first_seq).await {
+            Ok(_) => {}
+            Err(error) => tracing::warn!(conversation = %conversation.id, %error, "a lease was not released"),
+        }
+        self.followers.clear();
+        for done in self.releasing.drain(..) {
+            let _ = done.send(());
+        }
+        End::Gone
+    }
+
+    /// After a halt: the fate of what was under way is not ours to tell any more.
+    fn ended(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.stop_runner();
+        End::Gone
+    }
+
+    /// Everything that was still waiting in the inbox gets a directive; the router sends it again.
+    fn refuse_inbox(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) => {}
+                Command::Follow { reply } => drop(reply.send(Err(moved()))),
+                Command::Release { done } => self.releasing.push(done),
+            }
+        }
+    }
+}
+
+mod sessions;
+
+fn original(duplicate: Duplicate) -> (Seq, Original) {
+    let Duplicate { seq, original } = duplicate;
+    let original =
+        Original { seq: original.seq, body_hash: original.body_hash, epoch: original.epoch, at: original.at };
+    (seq, original)
+}
+
+/// What a client is told when the store did not take a write, for certain.
+pub(crate) fn store_refusal(error: &StoreError) -> Refusal {
+    let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+    match error {
+        StoreError::Collision => Refusal::new(Code::Conflict, error.to_string()),
+        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, error.to_string()),
+        StoreError::Unavailable(_) | StoreError::Ambiguous(_) | StoreError::Full(_) => {
+            Refusal::retry(Code::StoreUnavailable, error.to_string(), retry)
+        }
+    }
+}

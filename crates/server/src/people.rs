@@ -1,0 +1,336 @@
+//! The personal stream: every conversation of mine, with head and unread count, on one connection.
+//!
+//! A task per personal session sends a summary of each conversation once, then again whenever something in it changed;
+//! changes gather for [`WINDOW`], so that a busy conversation costs each of its members a bounded number of look-ups.
+//!
+//! Deliberately absent: the records themselves. Whoever wants those joins the conversation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use conch_core::ids::{ConvKey, ConvRef, ConversationId, LogId, Subject};
+use conch_core::time::Timestamp;
+use conch_store::{Summary, UNREAD_CAP};
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::frame::{Address, Frame};
+use crate::hub::sink::{FrameSink, Push};
+use crate::node::Node;
+
+/// How long changes gather before they are looked up.
+pub const WINDOW: Duration = Duration::from_millis(250);
+/// Most conversations of one personal stream; the oldest are left to `GET /v1/conversations`.
+pub const STREAM_CONVERSATIONS: usize = 1_000;
+/// Summaries of one look-up.
+const PAGE: usize = 100;
+
+/// The personal streams of a gateway. Cheap to clone.
+#[derive(Clone)]
+pub struct People {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node: Arc<Node>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    sessions: BTreeMap<u64, Arc<Inbox>>,
+    by_conversation: BTreeMap<ConvKey, BTreeSet<u64>>,
+    by_subject: BTreeMap<Subject, BTreeSet<u64>>,
+}
+
+/// What a personal session has to look at.
+struct Inbox {
+    sub: Subject,
+    changes: Mutex<Changes>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct Changes {
+    dirty: BTreeMap<ConvKey, ConvRef>,
+    memberships: Vec<(ConvRef, Change)>,
+    closed: bool,
+}
+
+/// How a membership changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// The subject is a member now.
+    Added,
+    /// The subject is a member no more.
+    Removed,
+}
+
+/// A personal session; dropping it leaves.
+pub struct PersonalSession {
+    id: u64,
+    people: People,
+}
+
+impl Drop for PersonalSession {
+    fn drop(&mut self) {
+        self.people.leave(self.id);
+    }
+}
+
+impl Inbox {
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().expect("no holder of the changes panics")
+    }
+
+    fn mark(&self, conversation: &ConvRef) {
+        self.changes().dirty.insert(conversation.key, conversation.clone());
+        self.wake.notify_one();
+    }
+}
+
+/// A conversation as a member sees it, on the wire.
+#[derive(Serialize)]
+pub struct SummaryJson<'a> {
+    id: &'a ConversationId,
+    kind: &'static str,
+    title: Option<&'a str>,
+    agent: Option<&'a str>,
+    head_seq: u64,
+    log: &'a str,
+    cursor: u64,
+    unread: u32,
+    unread_capped: bool,
+    last_message: Option<&'a conch_core::record::Record>,
+    updated_at: Timestamp,
+}
+
+impl<'a> SummaryJson<'a> {
+    /// The wire form of a summary.
+    #[must_use]
+    pub fn of(summary: &'a Summary, log: &'a LogId) -> Self {
+        Self {
+            id: &summary.id,
+            kind: summary.kind.as_str(),
+            title: summary.title.as_deref(),
+            agent: summary.agent.as_ref().map(|agent| agent.as_str()),
+            head_seq: summary.head_seq.0,
+            log: log.as_str(),
+            cursor: summary.cursor.0,
+            unread: summary.unread,
+            unread_capped: summary.unread >= UNREAD_CAP,
+            last_message: summary.last_message.as_ref(),
+            updated_at: summary.updated_at,
+        }
+    }
+}
+
+impl People {
+    /// No personal streams yet.
+    #[must_use]
+    pub fn new(node: Arc<Node>) -> Self {
+        Self { shared: Arc::new(Shared { node, table: Mutex::default() }) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.shared.table.lock().expect("no holder of the table panics")
+    }
+
+    /// Opens a personal stream into a sink.
+    #[must_use]
+    pub fn join(&self, sub: Subject, sink: Arc<dyn FrameSink>) -> PersonalSession {
+        let inbox = Arc::new(Inbox { sub: sub.clone(), changes: Mutex::default(), wake: Notify::new() });
+        let id = {
+            let mut table = self.table();
+            table.next += 1;
+            let id = table.next;
+            table.sessions.insert(id, Arc::clone(&inbox));
+            table.by_subject.entry(sub).or_default().insert(id);
+            id
+        };
+        let task = Stream { people: self.clone(), id, inbox, sink };
+        self.shared.node.seams.spawn("personal stream", task.run());
+        PersonalSession { id, people: self.clone() }
+    }
+
+    fn leave(&self, id: u64) {
+        let mut table = self.table();
+        let Some(inbox) = table.sessions.remove(&id) else { return };
+        if let Some(sessions) = table.by_subject.get_mut(&inbox.sub) {
+            sessions.remove(&id);
+            if sessions.is_empty() {
+                table.by_subject.remove(&inbox.sub);
+            }
+        }
+        table.by_conversation.retain(|_, sessions| {
+            sessions.remove(&id);
+            !sessions.is_empty()
+        });
+        inbox.changes().closed = true;
+        inbox.wake.notify_one();
+    }
+
+    fn watch(&self, id: u64, conversation: &ConvRef) {
+        let mut table = self.table();
+        if table.sessions.contains_key(&id) {
+            table.by_conversation.entry(conversation.key).or_default().insert(id);
+        }
+    }
+
+    /// A record was published.
+    pub fn published(&self, conversation: &ConvRef) {
+        let table = self.table();
+        let Some(sessions) = table.by_conversation.get(&conversation.key) else { return };
+        for inbox in sessions.iter().filter_map(|id| table.sessions.get(id)) {
+            inbox.mark(conversation);
+        }
+    }
+
+    /// Something of a conversation changed for everybody (its title) .
+    pub fn changed(&self, conversation: &ConvRef) {
+        self.published(conversation);
+    }
+
+    /// Something of a conversation changed for one subject (a cursor).
+    pub fn changed_for(&self, conversation: &ConvRef, sub: &Subject) {
+        let table = self.table();
+        for inbox in table.by_subject.get(sub).into_iter().flatten().filter_map(|id| table.sessions.get(id)) {
+            inbox.mark(conversation);
+        }
+    }
+
+    /// A membership changed.
+    pub fn membership(&self, conversation: &ConvRef, sub: &Subject, change: Change) {
+        let table = self.table();
+        for inbox in table.by_subject.get(sub).into_iter().flatten().filter_map(|id| table.sessions.get(id)) {
+            inbox.changes().memberships.push((conversation.clone(), change));
+            inbox.wake.notify_one();
+        }
+    }
+}
+
+struct Stream {
+    people: People,
+    id: u64,
+    inbox: Arc<Inbox>,
+    sink: Arc<dyn FrameSink>,
+}
+
+/// Why a stream's task ends.
+struct Ended;
+
+impl Stream {
+    async fn run(self) {
+        // Either way the session is over; whoever holds it drops it.
+        let _ = self.stream().await;
+    }
+
+    async fn stream(&self) -> Result<(), Ended> {
+        let address = self.address().await?;
+        self.send_all(&address).await?;
+        self.send(&Arc::new(Frame::kept(&address, "caught_up", "{}".to_owned()))).await?;
+        loop {
+            self.inbox.wake.notified().await;
+            self.people.shared.node.seams.sleep(WINDOW).await;
+            let (memberships, dirty) = {
+                let mut changes = self.inbox.changes();
+                if changes.closed {
+                    return Err(Ended);
+                }
+                (std::mem::take(&mut changes.memberships), std::mem::take(&mut changes.dirty))
+            };
+            for (conversation, change) in memberships {
+                self.send_membership(&address, &conversation, change).await?;
+            }
+            for conversation in dirty.into_values() {
+                self.send_summary(&address, &conversation).await?;
+            }
+        }
+    }
+
+    async fn address(&self) -> Result<Address, Ended> {
+        let node = &self.people.shared.node;
+        loop {
+            match node.store.log().await {
+                Ok(log) => return Ok(Address { topic: "user:me".into(), log }),
+                Err(error) => self.wait_for_store(&error).await?,
+            }
+        }
+    }
+
+    async fn wait_for_store(&self, error: &conch_store::StoreError) -> Result<(), Ended> {
+        tracing::debug!(%error, "a personal stream waits for the store");
+        self.people.shared.node.seams.sleep(Duration::from_secs(1)).await;
+        if self.inbox.changes().closed { Err(Ended) } else { Ok(()) }
+    }
+
+    async fn send_all(&self, address: &Address) -> Result<(), Ended> {
+        let store = &self.people.shared.node.store;
+        let (mut after, mut sent) = (None, 0);
+        while sent < STREAM_CONVERSATIONS {
+            let page = match store.summaries(&self.inbox.sub, after.as_ref(), PAGE).await {
+                Ok(page) => page,
+                Err(error) => {
+                    self.wait_for_store(&error).await?;
+                    continue;
+                }
+            };
+            for summary in &page.summaries {
+                self.people.watch(self.id, &summary.id.clone().into());
+                self.send(&summary_frame(address, summary)).await?;
+                sent += 1;
+            }
+            after = page.summaries.last().map(|summary| (summary.updated_at, summary.id.clone()));
+            if !page.more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_membership(&self, address: &Address, conversation: &ConvRef, change: Change) -> Result<(), Ended> {
+        let word = match change {
+            Change::Added => "added",
+            Change::Removed => "removed",
+        };
+        let json = format!(r#"{{"conversation":"{}","change":"{word}"}}"#, conversation.id);
+        self.send(&Arc::new(Frame::kept(address, "membership", json))).await?;
+        match change {
+            Change::Added => {
+                self.people.watch(self.id, conversation);
+                self.send_summary(address, conversation).await
+            }
+            Change::Removed => Ok(()),
+        }
+    }
+
+    async fn send_summary(&self, address: &Address, conversation: &ConvRef) -> Result<(), Ended> {
+        let store = &self.people.shared.node.store;
+        loop {
+            match store.summary(&self.inbox.sub, conversation).await {
+                Ok(Some(summary)) => return self.send(&summary_frame(address, &summary)).await,
+                // No member any more.
+                Ok(None) => return Ok(()),
+                Err(error) => self.wait_for_store(&error).await?,
+            }
+        }
+    }
+
+    async fn send(&self, frame: &Arc<Frame>) -> Result<(), Ended> {
+        loop {
+            match self.sink.push(frame) {
+                Push::Accepted => return Ok(()),
+                Push::Behind => self.sink.room().await,
+                Push::Closed => return Err(Ended),
+            }
+        }
+    }
+}
+
+fn summary_frame(address: &Address, summary: &Summary) -> Arc<Frame> {
+    let json = serde_json::to_string(&SummaryJson::of(summary, &address.log))
+        .expect("a summary has string keys and valid bodies only");
+    Arc::new(Frame::kept(address, "conversation", json))
+}

@@ -1,0 +1,237 @@
+//! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
+//!
+//! Start: lock and open the store, load the key, bind the listeners, register the lease, then be ready. Stop: be ready no
+//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use conch_core::sequencer::SequencerLimits;
+use conch_store::Store;
+use conch_store::sqlite::{self, SqliteStore};
+use tokio::sync::watch;
+
+use crate::auth::origin::OriginPolicy;
+use crate::auth::secret::{Mode, NotLoopback, SecretError, SigningKey, may_bind};
+use crate::auth::token::{TokenError, TokenKey};
+use crate::cluster::heartbeat::{self, LeaseState};
+use crate::cluster::membership;
+use crate::config::{Config, StoreUrl};
+use crate::gateway::{Components, Gateway, ListenError, Listener};
+use crate::hub::{HubLimits, Hubs};
+use crate::metrics::Metrics;
+use crate::node::{Node, OwnerLimits, Validity};
+use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
+use crate::people::People;
+use crate::router::Router;
+use crate::runtime;
+use crate::turn::agents::{AgentConfig, Agents, InvalidAgents};
+
+/// Why a node does not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The data directory or its database.
+    #[error(transparent)]
+    Store(#[from] sqlite::OpenError),
+    /// The key of tokens.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// The key of tokens is not usable.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// Without a configured key only loopback may be bound.
+    #[error(transparent)]
+    NotLoopback(#[from] NotLoopback),
+    /// The public listener.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The operations listener.
+    #[error("ops_listen ({addr}): {source}")]
+    OpsListen {
+        /// What was asked for.
+        addr: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// An agent of the configuration.
+    #[error(transparent)]
+    Agents(#[from] InvalidAgents),
+    /// The node could not be registered.
+    #[error("the node could not be registered: {0}")]
+    Register(conch_store::StoreError),
+    /// The lease was lost: another process declared this one dead.
+    #[error("the node's lease was lost; restart the process to register again")]
+    LeaseLost,
+}
+
+/// Where a running node listens.
+#[derive(Debug, Clone, Copy)]
+pub struct Started {
+    /// The public listener.
+    pub listen: SocketAddr,
+    /// The operations listener.
+    pub ops_listen: SocketAddr,
+    /// Whether a key is configured.
+    pub mode: Mode,
+}
+
+/// Runs a node until `stop` completes, or its lease is lost. `started` is called once the node is ready.
+///
+/// # Errors
+/// As [`ServeError`] lists.
+pub async fn run(
+    config: Config,
+    started: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let StoreUrl::Sqlite(directory) = config.store.clone();
+    let agents = Arc::new(agents(&config)?);
+    let key = SigningKey::load(&config.auth, &directory, fresh_secret)?;
+    may_bind("listen", config.listen, key.mode)?;
+    may_bind("ops_listen", config.ops_listen, key.mode)?;
+    let store = open_store(directory, &config).await?;
+
+    let listener = Listener::bind(config.listen).await?;
+    let metrics = Arc::new(Metrics::new());
+    let readiness = Readiness::new();
+    let progress = ProgressBoard::new(Duration::from_millis(config.limits.wedged_ms));
+    let seams = runtime::seams();
+    let ops = Ops {
+        readiness: readiness.clone(),
+        progress: progress.clone(),
+        metrics: Arc::clone(&metrics),
+        clock: Arc::clone(&seams.clock),
+    };
+    let ops = OpsListener::start(config.ops_listen, ops)
+        .map_err(|source| ServeError::OpsListen { addr: config.ops_listen, source })?;
+
+    let node = Arc::new(Node {
+        me: seams.incarnation(),
+        name: config.node.clone(),
+        region: config.region.clone(),
+        store,
+        timing: config.lease.timing(),
+        validity: Validity::default(),
+        limits: owner_limits(&config),
+        metrics,
+        seams,
+    });
+    let lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
+    let people = People::new(Arc::clone(&node));
+    let publishing = people.clone();
+    let on_published = Arc::new(move |conversation: &_, _seq| publishing.published(conversation));
+    let router = Router::start(Arc::clone(&node), Arc::clone(&agents), on_published);
+    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
+    node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
+    let gateway = Gateway::new(Components {
+        hubs: Hubs::new(Arc::clone(&node), router.clone(), hub_limits(&config)),
+        router: router.clone(),
+        people,
+        agents,
+        key: TokenKey::new(&key.secret)?,
+        mode: key.mode,
+        origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },
+        limits: config.limits.clone(),
+        rate: config.rate.clone(),
+        reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
+        node: Arc::clone(&node),
+    });
+    let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode };
+    let serving = tokio::spawn(listener.serve(gateway.clone()));
+    readiness.advance(ReadinessState::Ready);
+    started(addresses);
+
+    let lost = wait_for_end(stop, lease).await;
+    readiness.advance(if lost { ReadinessState::LeaseLost } else { ReadinessState::Draining });
+    if !lost {
+        shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
+    }
+    serving.abort();
+    ops.stop();
+    if lost { Err(ServeError::LeaseLost) } else { Ok(()) }
+}
+
+/// True: the lease was lost.
+async fn wait_for_end(stop: impl Future<Output = ()>, mut lease: watch::Receiver<LeaseState>) -> bool {
+    // Both branches are cancel safe; each is polled once more at most.
+    tokio::select! {
+        biased;
+        lost = lease.wait_for(|state| *state == LeaseState::Lost) => lost.is_ok(),
+        () = stop => false,
+    }
+}
+
+async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) {
+    gateway.shut_down();
+    let in_order = async {
+        router.shut_down().await;
+        gateway.drained().await;
+        if let Err(error) = node.store.deregister(node.me).await {
+            tracing::warn!(%error, "the node's row stays until it expires");
+        }
+    };
+    if tokio::time::timeout(limit, in_order).await.is_err() {
+        tracing::warn!(limit_ms = limit.as_millis(), "the shutdown took too long; what is left is left to the fence");
+    }
+}
+
+async fn open_store(directory: PathBuf, config: &Config) -> Result<Arc<dyn Store>, ServeError> {
+    let options = sqlite::Options::new(config.node.clone());
+    let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&directory, options)).await;
+    Ok(Arc::new(opened.expect("opening a store does not panic")?))
+}
+
+/// Each of the runtime's threads proves now and then that it runs tasks.
+async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
+    let Ok(worker) = progress.register("runtime", node.seams.now()) else { return };
+    loop {
+        node.seams.sleep(Duration::from_millis(500)).await;
+        worker.tick(node.seams.now());
+    }
+}
+
+fn fresh_secret() -> [u8; 32] {
+    rand::random()
+}
+
+fn agents(config: &Config) -> Result<Agents, InvalidAgents> {
+    let table = config.agents.0.iter().map(|(name, agent)| {
+        let pace_ms = u16::try_from(agent.pace_ms).ok();
+        (name.clone(), AgentConfig::Demo { pace_ms })
+    });
+    Agents::from_config(&table.collect())
+}
+
+fn owner_limits(config: &Config) -> OwnerLimits {
+    let limits = &config.limits;
+    OwnerLimits {
+        sequencer: SequencerLimits {
+            block: config.sequencer.block,
+            batch_records: limits.append_records,
+            batch_bytes: limits.commit_bytes,
+            queue_records: limits.owner_queue_records,
+            queue_bytes: limits.owner_queue_bytes,
+            ..SequencerLimits::default()
+        },
+        commands: limits.owner_queue_records * 2,
+        commit_queue: limits.commit_queue,
+        hibernate_after: Duration::from_millis(config.hibernation.memory_ms),
+        release_after: Duration::from_millis(config.hibernation.release_ms),
+        gap: config.sequencer.gap,
+        claims: limits.claims,
+        ..OwnerLimits::default()
+    }
+}
+
+fn hub_limits(config: &Config) -> HubLimits {
+    let limits = &config.limits;
+    HubLimits {
+        ring_records: limits.ring_records,
+        ring_bytes: limits.ring_bytes,
+        catch_up_records: limits.catch_up_records,
+        presence_threshold: config.fanout.coalesce_from,
+        ..HubLimits::default()
+    }
+}

@@ -1,0 +1,151 @@
+//! The agents of this node: the configuration's `[agents]` table, checked, and the demo agent that always exists.
+//!
+//! Invariant: an agent comes from the operator's configuration, never from a client; a client only names one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use conch_core::ids::AgentName;
+use conch_core::turn::demo;
+use serde::{Deserialize, Serialize};
+
+/// The name of the agent that always exists.
+pub const DEMO: &str = "demo";
+/// Most agents in the configuration.
+pub const AGENTS_MAX: usize = 1000;
+/// The range of `pace_ms`, in milliseconds.
+const PACE_MS: std::ops::RangeInclusive<u16> = 20..=2000;
+
+/// One entry of the `[agents]` table: `[agents.NAME]` with its `kind`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum AgentConfig {
+    /// A scripted agent that needs no key and no network.
+    Demo {
+        /// Time between two words, in milliseconds: 20 to 2000; by default 120, which makes a turn of about ten seconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pace_ms: Option<u16>,
+    },
+}
+
+/// Why the `[agents]` table is refused; names the setting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidAgents {
+    /// A pace outside its range.
+    #[error("agents.{name}.pace_ms: is {pace_ms}; must be {} to {} milliseconds", PACE_MS.start(), PACE_MS.end())]
+    Pace {
+        /// The agent.
+        name: AgentName,
+        /// What it has.
+        pace_ms: u16,
+    },
+    /// More agents than allowed.
+    #[error("agents: has {0} entries; at most {AGENTS_MAX} are allowed")]
+    TooMany(usize),
+}
+
+/// An agent, ready to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Agent {
+    /// The scripted one.
+    Demo {
+        /// Time between two words.
+        pace: Duration,
+    },
+}
+
+/// Every agent of this node, by name.
+#[derive(Debug, Clone)]
+pub struct Agents(BTreeMap<AgentName, Agent>);
+
+impl Agents {
+    /// The agents of a configuration.
+    ///
+    /// # Errors
+    /// As [`InvalidAgents`] lists.
+    pub fn from_config(table: &BTreeMap<AgentName, AgentConfig>) -> Result<Self, InvalidAgents> {
+        if table.len() > AGENTS_MAX {
+            return Err(InvalidAgents::TooMany(table.len()));
+        }
+        let mut agents = Self::default();
+        for (name, config) in table {
+            agents.0.insert(name.clone(), Agent::from_config(name, config)?);
+        }
+        Ok(agents)
+    }
+
+    /// The agent of this name.
+    #[must_use]
+    pub fn get(&self, name: &AgentName) -> Option<&Agent> {
+        self.0.get(name)
+    }
+
+    /// Every name, ascending.
+    pub fn names(&self) -> impl Iterator<Item = &AgentName> {
+        self.0.keys()
+    }
+}
+
+impl Default for Agents {
+    /// The demo agent alone.
+    fn default() -> Self {
+        let name = DEMO.parse().expect("four letters are a name");
+        Self(BTreeMap::from([(name, Agent::Demo { pace: demo::DEFAULT_PACE })]))
+    }
+}
+
+impl Agent {
+    fn from_config(name: &AgentName, config: &AgentConfig) -> Result<Self, InvalidAgents> {
+        match config {
+            AgentConfig::Demo { pace_ms: None } => Ok(Self::Demo { pace: demo::DEFAULT_PACE }),
+            AgentConfig::Demo { pace_ms: Some(pace_ms) } if PACE_MS.contains(pace_ms) => {
+                Ok(Self::Demo { pace: Duration::from_millis(u64::from(*pace_ms)) })
+            }
+            AgentConfig::Demo { pace_ms: Some(pace_ms) } => {
+                Err(InvalidAgents::Pace { name: name.clone(), pace_ms: *pace_ms })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<BTreeMap<AgentName, AgentConfig>, String> {
+        toml::from_str(text).map_err(|error| error.message().to_owned())
+    }
+
+    fn name(text: &str) -> AgentName {
+        text.parse().expect("valid")
+    }
+
+    #[test]
+    fn the_demo_agent_always_exists() {
+        let agents = Agents::from_config(&BTreeMap::new()).expect("valid");
+        assert_eq!(agents.get(&name("demo")), Some(&Agent::Demo { pace: Duration::from_millis(120) }));
+        assert_eq!(agents.get(&name("other")), None);
+        let table = read("[slow]\nkind = \"demo\"\npace_ms = 2000\n[demo]\nkind = \"demo\"\npace_ms = 20\n");
+        let agents = Agents::from_config(&table.expect("valid")).expect("valid");
+        assert_eq!(agents.get(&name("demo")), Some(&Agent::Demo { pace: Duration::from_millis(20) }));
+        assert_eq!(agents.names().map(AgentName::as_str).collect::<Vec<_>>(), ["demo", "slow"]);
+    }
+
+    #[test]
+    fn bad_settings_are_named() {
+        for pace_ms in [19, 2001] {
+            let table = read(&format!("[demo]\nkind = \"demo\"\npace_ms = {pace_ms}\n")).expect("valid so far");
+            let refused = Agents::from_config(&table).expect_err("must be refused").to_string();
+            assert_eq!(refused, format!("agents.demo.pace_ms: is {pace_ms}; must be 20 to 2000 milliseconds"));
+        }
+        let refused = read("[demo]\nkind = \"demo\"\npaec_ms = 20\n").expect_err("must be refused");
+        assert!(refused.contains("unknown field `paec_ms`"), "{refused}");
+        let refused = read("[demo]\nkind = \"magic\"\n").expect_err("must be refused");
+        assert!(refused.contains("unknown variant `magic`"), "{refused}");
+        let refused = read("[\"a b\"]\nkind = \"demo\"\n").expect_err("must be refused");
+        assert!(refused.contains("agent: may hold only"), "{refused}");
+        let entry = |n: usize| (name(&format!("a{n}")), AgentConfig::Demo { pace_ms: None });
+        let refused = Agents::from_config(&(0..=AGENTS_MAX).map(entry).collect()).expect_err("must be refused");
+        assert_eq!(refused.to_string(), "agents: has 1001 entries; at most 1000 are allowed");
+    }
+}

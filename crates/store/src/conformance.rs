@@ -1,1 +1,0 @@
-//! One suite that every backend passes.

@@ -1,1 +1,0 @@
-//! The memory store, for tests and the simulation.

@@ -1,0 +1,239 @@
+//! The memory store's log: fenced appends, ranges, due rows and checkpoints.
+//!
+//! Invariants 2, 3, 4 and 8: an append is judged against the head and applied, or not applied, in one step.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use conch_core::ids::{ClientMsgId, ConvRef, Epoch, Incarnation, Seq, Subject};
+use conch_core::record::{Draft, Record};
+use conch_core::time::Timestamp;
+
+use super::Mutant;
+use super::state::{Conversation, Due, HeadRow, State, Stored, millis};
+use crate::{
+    AppendOutcome, Batch, Checkpoint, Direction, DueChange, DueRow, Duplicate, Landed, Page, RangeQuery, StoreError,
+};
+
+/// Which duplicates an append recognises. The weaker ones exist for mutants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Dedup {
+    Full,
+    EarlierBatchesOnly,
+    Off,
+}
+
+impl State {
+    /// Each batch for itself: one that is refused harms no other.
+    pub(super) fn append_all(&mut self, now_ms: i64, me: Incarnation, batches: Vec<Batch>) -> Vec<AppendOutcome> {
+        let mut outcomes: Vec<AppendOutcome> = Vec::with_capacity(batches.len());
+        for batch in batches {
+            let refused = matches!(outcomes.last(), Some(AppendOutcome::Fenced | AppendOutcome::Failed(_)));
+            let spreads = refused && self.is(Mutant::FailureSpreads);
+            outcomes.push(if spreads { AppendOutcome::Fenced } else { self.append(now_ms, me, batch) });
+        }
+        outcomes
+    }
+
+    fn append(&mut self, now_ms: i64, me: Incarnation, batch: Batch) -> AppendOutcome {
+        let head = match self.judge(me, &batch) {
+            Ok(head) => head,
+            Err(outcome) => return outcome,
+        };
+        let head = HeadRow { last_seq: batch.hi, reserved_to: self.reserved(&head, &batch), ..head };
+        let due_ignored = self.is(Mutant::DueIgnored);
+        let dedup = self.dedup();
+        let Some(conversation) = self.by_key_mut(batch.conversation.key) else { return AppendOutcome::Fenced };
+        conversation.head = Some(head);
+        match batch.due {
+            _ if due_ignored => {}
+            DueChange::Keep => {}
+            DueChange::Clear => conversation.due = None,
+            DueChange::Set(why, after) => {
+                conversation.due = Some(Due { at_ms: now_ms.saturating_add(millis(after)), why });
+            }
+        }
+        let at = Timestamp(now_ms);
+        let duplicates = conversation.insert(batch.epoch, at, batch.prev, batch.records, dedup);
+        AppendOutcome::Landed { at, duplicates }
+    }
+
+    fn dedup(&self) -> Dedup {
+        if self.is(Mutant::DedupOff) {
+            return Dedup::Off;
+        }
+        if self.is(Mutant::DedupWithinBatchOff) { Dedup::EarlierBatchesOnly } else { Dedup::Full }
+    }
+
+    fn reserved(&self, head: &HeadRow, batch: &Batch) -> Seq {
+        let floor = if self.is(Mutant::ReserveLowered) { Seq(0) } else { head.reserved_to };
+        floor.max(batch.reserve).max(batch.hi)
+    }
+
+    /// The fence: the head to write behind, or why this batch may not write.
+    fn judge(&self, me: Incarnation, batch: &Batch) -> Result<HeadRow, AppendOutcome> {
+        let head = self.head(batch.conversation.key).ok_or(AppendOutcome::Fenced)?;
+        if head.epoch != batch.epoch && !self.is(Mutant::FenceOff) {
+            return Err(AppendOutcome::Fenced);
+        }
+        if head.owner != Some(me) && !self.is(Mutant::OwnerUnchecked) {
+            return Err(AppendOutcome::Fenced);
+        }
+        let same_generation = batch.generation == self.generation && head.generation == self.generation;
+        if !same_generation && !self.is(Mutant::GenerationUnchecked) {
+            return Err(AppendOutcome::Rewound);
+        }
+        if self.is(Mutant::PrevUnchecked) {
+            return Ok(head);
+        }
+        if head.last_seq < batch.prev {
+            return Err(AppendOutcome::Rewound);
+        }
+        if head.last_seq > batch.prev {
+            return Err(AppendOutcome::Fenced);
+        }
+        well_formed(batch).map_err(|problem| AppendOutcome::Failed(StoreError::Unavailable(problem.to_owned())))?;
+        Ok(head)
+    }
+
+    pub(super) fn range(&self, query: &RangeQuery) -> Result<Option<Page>, StoreError> {
+        let Some(conversation) = self.known(&query.conversation)? else { return Ok(None) };
+        let wanted = |record: &&Record| {
+            query.kinds.is_empty() || query.kinds.contains(&record.kind) || self.is(Mutant::KindsIgnored)
+        };
+        let one_more = query.limit.saturating_add(1);
+        let (low, high) = match query.direction {
+            Direction::After(after) => (Bound::Excluded(after), Bound::Unbounded),
+            Direction::Before(before) => (Bound::Unbounded, Bound::Excluded(before)),
+            Direction::Latest => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let between = conversation.records.range((low, high)).map(|(_, stored)| &stored.record);
+        let mut records: Vec<Record> = match query.direction {
+            Direction::After(_) => between.filter(wanted).take(one_more).cloned().collect(),
+            Direction::Before(_) | Direction::Latest => between.rev().filter(wanted).take(one_more).cloned().collect(),
+        };
+        let more = records.len() > query.limit && !self.is(Mutant::MoreIsNeverTrue);
+        records.truncate(query.limit);
+        if !matches!(query.direction, Direction::After(_)) {
+            records.reverse();
+        }
+        Ok(Some(Page { records, head_seq: conversation.head_seq(), log: self.log_id(), more }))
+    }
+
+    pub(super) fn count_after(&self, conversation: &ConvRef, after: Seq, limit: usize) -> Result<usize, StoreError> {
+        let Some(conversation) = self.known(conversation)? else { return Ok(0) };
+        Ok(conversation.records.range(after.next()..).take(limit).count())
+    }
+
+    pub(super) fn find(
+        &self,
+        conversation: &ConvRef,
+        sender: &Subject,
+        client_msg_id: &ClientMsgId,
+    ) -> Result<Option<Landed>, StoreError> {
+        let Some(conversation) = self.known(conversation)? else { return Ok(None) };
+        Ok(conversation.landed(&(sender.clone(), client_msg_id.clone())))
+    }
+
+    pub(super) fn due(&self, now_ms: i64, limit: usize) -> Vec<DueRow> {
+        let mut rows: Vec<_> = self
+            .conversations
+            .iter()
+            .filter_map(|(key, conversation)| Some((conversation.due?, *key, conversation)))
+            .filter(|(due, _, _)| due.at_ms <= now_ms || self.is(Mutant::DueTooEarly))
+            .filter(|(_, _, conversation)| !self.has_registered_owner(conversation) || self.is(Mutant::DueOfTheLiving))
+            .collect();
+        rows.sort_by_key(|(due, key, _)| (due.at_ms, *key));
+        let row = |(due, _, conversation): (Due, _, &Arc<Conversation>)| DueRow {
+            conversation: conversation.id.clone(),
+            why: due.why,
+        };
+        rows.into_iter().take(limit).map(row).collect()
+    }
+
+    fn has_registered_owner(&self, conversation: &Conversation) -> bool {
+        let owner = conversation.head.and_then(|head| head.owner);
+        owner.is_some_and(|owner| self.nodes.contains_key(&owner))
+    }
+
+    pub(super) fn save_checkpoint(
+        &mut self,
+        conversation: &ConvRef,
+        epoch: Epoch,
+        me: Incarnation,
+        checkpoint: &Checkpoint,
+    ) -> Result<bool, StoreError> {
+        let generation = self.generation;
+        let (unfenced, goes_back) = (self.is(Mutant::CheckpointUnfenced), self.is(Mutant::CheckpointGoesBack));
+        let Some(conversation) = self.known_mut(conversation)? else { return Ok(false) };
+        let ours = conversation
+            .head
+            .is_some_and(|head| head.epoch == epoch && head.owner == Some(me) && head.generation == generation);
+        let newer = conversation
+            .checkpoint
+            .as_ref()
+            .is_none_or(|(saved_in, saved)| (epoch, checkpoint.version) > (*saved_in, saved.version));
+        let save = (ours || unfenced) && (newer || goes_back);
+        if save {
+            conversation.checkpoint = Some((epoch, checkpoint.clone()));
+        }
+        Ok(save)
+    }
+
+    pub(super) fn checkpoint(&self, conversation: &ConvRef) -> Result<Option<Checkpoint>, StoreError> {
+        let Some(conversation) = self.known(conversation)? else { return Ok(None) };
+        Ok(conversation.checkpoint.as_ref().map(|(_, checkpoint)| checkpoint.clone()))
+    }
+}
+
+impl Conversation {
+    /// Adds the records that are not in the log yet; returns the others.
+    fn insert(
+        &mut self,
+        epoch: Epoch,
+        at: Timestamp,
+        prev: Seq,
+        records: Vec<(Seq, Draft)>,
+        dedup: Dedup,
+    ) -> Vec<Duplicate> {
+        let mut duplicates = Vec::new();
+        for (seq, draft) in records {
+            let key = (draft.sender.clone(), draft.client_msg_id.clone());
+            let original = match dedup {
+                Dedup::Full => self.landed(&key),
+                Dedup::EarlierBatchesOnly => self.landed(&key).filter(|original| original.seq <= prev),
+                Dedup::Off => None,
+            };
+            if let Some(original) = original {
+                duplicates.push(Duplicate { seq, original });
+                continue;
+            }
+            let body_hash = draft.body_hash;
+            let record = Record::from_draft(self.id.clone(), seq, epoch, at, draft);
+            self.records.insert(seq, Stored { record, body_hash });
+            self.by_client_msg_id.insert(key, seq);
+        }
+        duplicates
+    }
+
+    fn landed(&self, key: &(Subject, ClientMsgId)) -> Option<Landed> {
+        let seq = self.by_client_msg_id.get(key)?;
+        let Stored { record, body_hash } = self.records.get(seq)?;
+        Some(Landed { seq: *seq, body_hash: *body_hash, epoch: record.epoch, at: record.at })
+    }
+}
+
+/// Checks what [`Batch`] promises of its records. A batch that breaks it is a mistake of the caller; nothing is written.
+fn well_formed(batch: &Batch) -> Result<(), &'static str> {
+    if batch.hi < batch.prev {
+        return Err("batch.hi: lies below batch.prev");
+    }
+    let mut before = batch.prev;
+    for (seq, _) in &batch.records {
+        if *seq <= before || *seq > batch.hi {
+            return Err("batch.records: must ascend by seq, above batch.prev and up to batch.hi");
+        }
+        before = *seq;
+    }
+    Ok(())
+}

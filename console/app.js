@@ -10,7 +10,7 @@ import { Inbox } from './core/inbox.js';
 import { Socket } from './core/socket.js';
 import { obeyDirectives } from './core/directive.js';
 import { randomId, systemClock as clock, systemRandom as random } from './core/clock.js';
-import { directId, parseConversationId, slug } from './core/identifiers.js';
+import { developmentSubject, directId, parseConversationId, slug } from './core/identifiers.js';
 import { Refusal } from './core/errors.js';
 import { tokenProtocols } from './core/session.js';
 import { Titles } from './core/titles.js';
@@ -137,7 +137,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
       title: titles.of(summary),
       load: () => titles.members(conversation.id),
       presence: conversation.presence,
-      invite: summary.kind === 'direct' ? null : (sub) => obeying(() => api.addMember(conversation.id, sub)),
+      invite: summary.kind === 'direct' ? null : (name) => obeying(() => api.addMember(conversation.id, subjectOf(name))),
       link: `${location.origin}/#/c/${encodeURIComponent(conversation.id)}`,
     });
   }
@@ -153,8 +153,17 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
 
   function plan(kind, text) {
     if (kind === 'channel') return { id: requireId(slug(text) || `channel-${randomId().slice(0, 8)}`), body: { kind, title: text } };
-    if (kind === 'direct') return { id: requireId(directId(me.sub, text)), body: { kind, members: [me.sub, text] } };
+    if (kind === 'direct') {
+      const other = subjectOf(text);
+      if (other === me.sub) throw new Refusal({ code: 'invalid_request', detail: 'A direct conversation needs somebody else.' });
+      return { id: requireId(directId(me.sub, other)), body: { kind, members: [me.sub, other] } };
+    }
     return { id: `session-${randomId()}`, body: { kind, agent: 'demo', title: text || 'Demo session' } };
+  }
+
+  /** Where people enter by name, they are also called by name; elsewhere a subject is meant as it is written. */
+  function subjectOf(name) {
+    return session.loginName === null ? name : developmentSubject(name);
   }
 
   function requireId(id) {

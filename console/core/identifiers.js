@@ -21,6 +21,9 @@ export function directId(a, b) {
   return `direct:${[spelt(a), spelt(b)].sort().join(':')}`;
 }
 
+/** The subject behind a name of the development login: "Alice Liddell" is `alice-liddell`. */
+export const developmentSubject = (name) => name.trim().toLowerCase().replace(/\s/g, '-');
+
 /** A link's or a person's way to name a conversation → its id, or null. */
 export function parseConversationId(text) {
   const given = text.trim();

@@ -87,7 +87,7 @@ export function newConversationDialog({ create }) {
   field.focus();
 }
 
-/** `load()`: resolves to [{sub, name?}]; `presence`: who is here; `invite(sub)`: null where nobody can be added. */
+/** `load()`: resolves to [{sub, name?}]; `presence`: who is here; `invite(name)`: null where nobody can be added. */
 export function peopleDialog({ title, load, presence, invite, link }) {
   const error = h('p.form-error', { role: 'alert' });
   const list = h('ul.people-list', { 'aria-label': 'Members' }, h('li.hint', {}, 'Loading…'));

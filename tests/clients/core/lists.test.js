@@ -5,7 +5,7 @@ import { connectionState } from '../../../console/core/connection.js';
 import { obeyDirectives } from '../../../console/core/directive.js';
 import { Refusal, parseDirective } from '../../../console/core/errors.js';
 import { flow } from '../../../console/core/flow.js';
-import { directId, isConversationId, parseConversationId, slug } from '../../../console/core/identifiers.js';
+import { developmentSubject, directId, isConversationId, parseConversationId, slug } from '../../../console/core/identifiers.js';
 import { Inbox } from '../../../console/core/inbox.js';
 import { Presence } from '../../../console/core/presence.js';
 import { Session, claims, tokenProtocols } from '../../../console/core/session.js';
@@ -97,6 +97,7 @@ test('ids that people can live with', () => {
     assert.ok(isConversationId(directId('alice', other)), other);
     assert.notEqual(directId('alice', other), directId('alice', `${other}2`));
   }
+  assert.equal(developmentSubject(' Alice Liddell '), 'alice-liddell');
   assert.equal(parseConversationId('https://x.example/#/c/tide-pool'), 'tide-pool');
   assert.equal(parseConversationId('#/c/a%3Ab'), 'a:b');
   assert.equal(parseConversationId(' #tide '), 'tide');

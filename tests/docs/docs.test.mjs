@@ -1,0 +1,147 @@
+/**
+ * The documents stay true to the tree: links lead somewhere, named files and named tests exist, the examples are there.
+ * Needs node alone. The examples themselves run in tests/clients/suites/readme.test.js.
+ */
+import assert from 'node:assert/strict';
+import { existsSync, readFileSync, readdirSync, statSync } from 'node:fs';
+import path from 'node:path';
+import { test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const root = fileURLToPath(new URL('../../', import.meta.url));
+const read = (file) => readFileSync(path.join(root, file), 'utf8');
+const isFile = (file) => existsSync(path.join(root, file)) && statSync(path.join(root, file)).isFile();
+
+/** Every page that people read. */
+const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', ...markdownIn('docs')].filter(isFile);
+
+function markdownIn(folder) {
+  return readdirSync(path.join(root, folder), { withFileTypes: true }).flatMap((entry) => {
+    const name = path.posix.join(folder, entry.name);
+    if (entry.isDirectory()) return markdownIn(name);
+    return name.endsWith('.md') ? [name] : [];
+  });
+}
+
+const withoutCode = (text) => text.replaceAll(/^```[\s\S]*?^```/gm, '').replaceAll(/`[^`\n]*`/g, '');
+
+/** A heading's anchor, as the usual renderers make it. */
+const anchor = (heading) => heading.toLowerCase().replaceAll(/[^\p{L}\p{N} _-]/gu, '').trim().replaceAll(' ', '-');
+
+export function brokenLinks(page, text, exists, textOf) {
+  const broken = [];
+  for (const [, target] of withoutCode(text).matchAll(/\[[^\]]*\]\(([^)\s]+)\)/g)) {
+    if (/^[a-z]+:/.test(target)) continue;
+    const [file, fragment] = target.split('#');
+    const wanted = file === '' ? page : path.posix.normalize(path.posix.join(path.posix.dirname(page), file));
+    if (!exists(wanted)) broken.push(`${page}: ${target}`);
+    else if (fragment !== undefined) {
+      const anchors = [...textOf(wanted).matchAll(/^#+ (.*)$/gm)].map(([, heading]) => anchor(heading));
+      if (!anchors.includes(fragment)) broken.push(`${page}: ${target} (no such heading)`);
+    }
+  }
+  return broken;
+}
+
+/** Paths of the tree that a page names in backticks. A trailing `::name` and patterns are not part of the path. */
+export function namedPaths(text) {
+  const paths = [];
+  for (const [, code] of text.replaceAll(/^```[\s\S]*?^```/gm, '').matchAll(/`([^`\n]+)`/g)) {
+    const found = /^(?:crates|docs|tests|console|\.ci)\/[\w./-]*/.exec(code);
+    if (found && !/[*{<…]/.test(code)) paths.push(found[0].replace(/\/$/, ''));
+  }
+  return paths;
+}
+
+/** The invariants of crates/core/src/invariant.rs as [number, sentence]. */
+export function invariants(source) {
+  return [...source.matchAll(/^\s*\w+ = (\d+), "([^"]+)";/gm)].map(([, number, sentence]) => [Number(number), sentence]);
+}
+
+/** The tests that a text names, as [file, name]: `path::name` for Rust, `path` "title" for JavaScript. */
+export function namedTests(text) {
+  const rust = [...text.matchAll(/`([\w./-]+\.rs)::(\w+)`/g)].map(([, file, name]) => [file, `fn ${name}(`]);
+  const script = [...text.matchAll(/`([\w./-]+\.m?js)`\s+"([^"]+)"/g)].map(([, file, name]) => [file, name]);
+  return [...rust, ...script];
+}
+
+export function sections(text) {
+  return new Map(text.split(/^## /m).slice(1).map((section) => [section.split('\n')[0], section]));
+}
+
+test('the checks below can fail', () => {
+  const exists = (file) => file === 'docs/B.md';
+  const textOf = () => '# Some heading, here\n';
+  assert.deepEqual(brokenLinks('docs/A.md', '[b](B.md) [h](B.md#some-heading-here) `[x](gone.md)`', exists, textOf), []);
+  assert.deepEqual(brokenLinks('docs/A.md', '[c](C.md) [h](B.md#other)', exists, textOf), ['docs/A.md: C.md', 'docs/A.md: B.md#other (no such heading)']);
+  assert.deepEqual(namedPaths('`crates/core/` and `crates/x.rs::name` and `GET /v1` and `crates/*/src`'), ['crates/core', 'crates/x.rs']);
+  assert.deepEqual(invariants('    A = 1, "One.";\n    B = 2, "Two.";\n'), [[1, 'One.'], [2, 'Two.']]);
+  assert.deepEqual(namedTests('`a/b.rs::name` and `c.test.js` "it works"'), [['a/b.rs', 'fn name('], ['c.test.js', 'it works']]);
+  assert.deepEqual([...sections('x\n## 1. A\nb\n## 2. C\n').keys()], ['1. A', '2. C']);
+});
+
+test('every link of every page leads somewhere', () => {
+  assert.ok(pages.length > 5, `only ${pages.length} pages were found`);
+  const exists = (file) => existsSync(path.join(root, file));
+  assert.deepEqual(pages.flatMap((page) => brokenLinks(page, read(page), exists, read)), []);
+});
+
+test('every file and folder that a page names is there', () => {
+  const missing = pages.flatMap((page) => namedPaths(read(page)).filter((name) => !existsSync(path.join(root, name))).map((name) => `${page}: ${name}`));
+  assert.deepEqual(missing, []);
+});
+
+test('docs/GUARANTEES.md has every invariant in its own words, with a why, an assertion, a test and a mutant', () => {
+  const catalogue = invariants(read('crates/core/src/invariant.rs'));
+  assert.equal(catalogue.length, 12);
+  const text = read('docs/GUARANTEES.md');
+  const found = [...sections(text).entries()].filter(([title]) => /^\d+\. /.test(title));
+  assert.deepEqual(found.map(([title]) => Number.parseInt(title, 10)), catalogue.map(([number]) => number));
+  for (const [index, [title, section]] of found.entries()) {
+    const flat = section.replaceAll(/\s+/g, ' ');
+    assert.ok(flat.includes(catalogue[index][1]), `${title}: the sentence of crates/core/src/invariant.rs is not in it`);
+    for (const part of ['**Why it holds.**', '**Asserted in**', '**Shown by**', '**Mutant**']) {
+      assert.ok(flat.includes(part), `${title}: has no ${part}`);
+    }
+    assert.ok(namedTests(section).length > 0, `${title}: names no test`);
+  }
+});
+
+test('every test that a page names exists', () => {
+  const missing = [];
+  for (const page of pages) {
+    for (const [file, name] of namedTests(read(page))) {
+      if (!isFile(file) || !read(file).includes(name)) missing.push(`${page}: ${file}: ${name}`);
+    }
+  }
+  assert.deepEqual(missing, []);
+});
+
+test('every mutant that a page names exists', () => {
+  const declared = read('crates/store/src/memory/mutant.rs');
+  const missing = [];
+  for (const page of pages) {
+    for (const [, name] of read(page).matchAll(/`Mutant::(\w+)`/g)) {
+      if (!new RegExp(`^ {4}${name},$`, 'm').test(declared)) missing.push(`${page}: ${name}`);
+    }
+  }
+  assert.deepEqual(missing, []);
+});
+
+test('decisions are numbered without a gap and say context, decision and consequences', () => {
+  const decisions = readdirSync(path.join(root, 'docs/adr')).filter((name) => name.endsWith('.md')).sort();
+  assert.deepEqual(decisions.map((name) => Number.parseInt(name, 10)), decisions.map((_, index) => index + 1));
+  for (const name of decisions) {
+    const headings = [...sections(read(`docs/adr/${name}`)).keys()];
+    for (const wanted of ['Context', 'Decision', 'Consequences']) assert.ok(headings.includes(wanted), `docs/adr/${name}: has no "## ${wanted}"`);
+  }
+});
+
+test('the README starts the server, has runnable examples, and names every part of ./test', () => {
+  const readme = read('README.md');
+  assert.match(readme, /^cargo run --release -- serve$/m);
+  assert.match(readme, /<!-- test: curl -->\n```sh\n/);
+  const [, parts] = /ALL_PARTS=\(([^)]+)\)/.exec(read('test'));
+  const missing = parts.split(' ').filter((part) => !readme.includes(`\`${part}\``));
+  assert.deepEqual(missing, []);
+});

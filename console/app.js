@@ -202,12 +202,15 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
     window.removeEventListener('hashchange', route);
     window.removeEventListener('keydown', onKey);
     window.removeEventListener('online', online);
+    document.removeEventListener('visibilitychange', returned);
     cancelAnimationFrame(frame);
     document.title = 'Conch';
     onSignedOut(notice);
   }
 
+  /** The network, or the person, is back. */
   const online = () => socket.retryNow();
+  const returned = () => { if (document.visibilityState === 'visible') socket.retryNow(); };
   const stops = [
     socket.on('state', ({ state, reason }) => {
       if (state === 'closed' && reason === 'unauthenticated') return end('Your access has ended. Please come in again.');
@@ -219,6 +222,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   window.addEventListener('hashchange', route);
   window.addEventListener('keydown', onKey);
   window.addEventListener('online', online);
+  document.addEventListener('visibilitychange', returned);
   inbox.start();
   socket.connect();
   route();

@@ -9,9 +9,9 @@ import { h } from './dom.js';
 import { icon } from './icons.js';
 
 /** `send(text)`: false if it cannot be taken now. `onTyping()`: at each change that is not empty. */
-export function composerView({ placeholder, storage, draftKey, send, onTyping }) {
+export function composerView({ storage, draftKey, send, onTyping }) {
   const field = h('textarea', {
-    id: 'composer-field', rows: '1', placeholder, 'aria-label': placeholder, enterkeyhint: 'send', value: storage.getItem(draftKey) ?? '',
+    id: 'composer-field', rows: '1', enterkeyhint: 'send', value: storage.getItem(draftKey) ?? '',
   });
   const button = h('button.send', { type: 'submit', title: 'Send', 'aria-label': 'Send' }, icon('send'));
   const note = h('p.composer-note', { role: 'alert' });
@@ -56,6 +56,11 @@ export function composerView({ placeholder, storage, draftKey, send, onTyping })
   return {
     element,
     fit,
+    /** What to write here, which may be known only later. */
+    ask: (words) => {
+      field.placeholder = words;
+      field.setAttribute('aria-label', words);
+    },
     focus: () => field.focus({ preventScroll: true }),
     put: (text) => {
       field.value = field.value ? `${field.value}\n${text}` : text;

@@ -26,7 +26,7 @@ export function conversationView({ conversation, kind, me, title, isMember, unre
     h('button.secondary', { type: 'button', onclick: onJoin }, 'Join'));
   const refusal = h('div.refusal', { role: 'alert', hidden: true });
   const composer = composerView({
-    placeholder: kind() === 'session' ? 'Ask the agent' : 'Write a message', storage, draftKey: `conch.draft.${me.sub}.${conversation.id}`,
+    storage, draftKey: `conch.draft.${me.sub}.${conversation.id}`,
     send: (text) => conversation.say(text), onTyping: () => conversation.isTyping(),
   });
   const stream = streamView({
@@ -40,6 +40,7 @@ export function conversationView({ conversation, kind, me, title, isMember, unre
   const update = () => {
     setText(heading, title());
     element.dataset.kind = kind() ?? '';
+    composer.ask(kind() === 'session' ? 'Ask the agent' : 'Write a message');
     element.dataset.status = conversation.status;
     joinBar.hidden = isMember() !== false || conversation.status === 'refused';
     refusal.hidden = conversation.status !== 'refused';

@@ -109,8 +109,11 @@ function toolCall({ name, input, output, done }, isOpen) {
 
 const pretty = (value) => (value === undefined ? '—' : typeof value === 'string' ? value : JSON.stringify(value, null, 2));
 
+/** `place: Brest, day: today`, as far as one line shows it. */
 function brief(input) {
   if (input === undefined || input === null) return '';
-  const text = typeof input === 'object' ? Object.values(input).map((value) => (typeof value === 'object' ? JSON.stringify(value) : String(value))).join(', ') : String(input);
+  const plain = (value) => (typeof value === 'object' ? JSON.stringify(value) : String(value));
+  const isFields = typeof input === 'object' && !Array.isArray(input);
+  const text = isFields ? Object.entries(input).map(([key, value]) => `${key}: ${plain(value)}`).join(', ') : plain(input);
   return text.slice(0, 80);
 }

@@ -10,6 +10,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
+import { setTimeout as pause } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { until } from './until.js';
@@ -125,9 +126,14 @@ export class Server {
     return { status: answer.status, headers: answer.headers, body: text === '' ? null : JSON.parse(text) };
   }
 
-  /** The same, but any status outside 2xx is an error. */
+  /** The same, but directives are obeyed (a test may write faster than a person), and any status outside 2xx is an error. */
   async must(token, method, route, body) {
-    const answer = await this.call(token, method, route, body);
+    let answer = await this.call(token, method, route, body);
+    const deadline = Date.now() + (answer.body?.retry?.budget_ms ?? 0);
+    while (answer.body?.retry && Date.now() < deadline) {
+      await pause(answer.body.retry.after_ms);
+      answer = await this.call(token, method, route, body);
+    }
     if (answer.status < 200 || answer.status > 299) throw new Error(`${method} ${route}: ${answer.status} ${JSON.stringify(answer.body)}`);
     return answer.body;
   }

@@ -26,10 +26,11 @@ export class Session {
   /** The name to renew a development login with, or null for a pasted token. */
   get loginName() { return this.#current?.loginName ?? null; }
 
-  /** True if the token has run out, or will before a connection gets under way. */
+  /** True if the token has run out; one that can be renewed counts as run out a little earlier. */
   get isStale() {
     const expiresAt = this.#current?.expiresAt;
-    return Number.isFinite(expiresAt) && expiresAt - RENEW_BEFORE_MS <= this.#clock.now();
+    const marginMs = this.loginName === null ? 0 : RENEW_BEFORE_MS;
+    return Number.isFinite(expiresAt) && expiresAt - marginMs <= this.#clock.now();
   }
 
   /** From a development login's answer. */

@@ -9,6 +9,9 @@ import { Emitter } from './emitter.js';
 import { Channel } from './channel.js';
 import { reconnectDelay } from './directive.js';
 
+/** How the server closes when a token has run out. That happens to one client at a time: no storm, so no jitter. */
+const TOKEN_OVER = 1008;
+
 /**
  * Emits `state` ({state, retryAt, reason}) with state one of
  * idle · connecting · open · waiting (until `retryAt`) · closed (`reason`: 'unauthenticated' or null).
@@ -112,7 +115,7 @@ export class Socket extends Emitter {
     const current = (handle) => (event) => { if (this.#transport === transport) handle(event); };
     transport.onopen = current(() => this.#opened());
     transport.onmessage = current(({ data }) => this.#received(data));
-    transport.onclose = current(() => this.#lost());
+    transport.onclose = current(({ code }) => this.#lost(null, code === TOKEN_OVER ? 0 : this.jitterMs));
     transport.onerror = () => {}; // a close always follows
   }
 
@@ -162,10 +165,10 @@ export class Socket extends Emitter {
     this.#heartbeat = this.#heartbeatDeadline = null;
   }
 
-  #lost(code = null) {
+  #lost(code = null, jitterMs = this.jitterMs) {
     if (this.state === 'waiting' || this.state === 'closed') return;
     if (this.state === 'connecting') this.#unopened += 1;
-    const delayMs = this.#directedMs ?? reconnectDelay(this.#attempt, this.jitterMs, this.random);
+    const delayMs = this.#directedMs ?? reconnectDelay(this.#attempt, jitterMs, this.random);
     this.#directedMs = null;
     this.#attempt += 1;
     this.retryAt = this.clock.now() + delayMs;

@@ -60,9 +60,9 @@ export function fakeWebSockets() {
       this.onopen({});
     }
 
-    lose() {
+    lose(code = 1006) {
       this.readyState = 3;
-      this.onclose({});
+      this.onclose({ code });
     }
 
     push(joinRef, ref, topic, event, payload) { this.onmessage({ data: JSON.stringify([joinRef, ref, topic, event, payload]) }); }

@@ -113,6 +113,13 @@ test('reconnection delays stay in their bounds', () => {
   }
 });
 
+test('a token that has run out is no storm: no jitter before the next attempt', async () => {
+  const { socket, sockets, clock } = await opened({ random: () => 1 });
+  socket.jitterMs = 30_000;
+  sockets.latest.lose(1008);
+  assert.equal(socket.retryAt - clock.now(), 400);
+});
+
 test('a reconnect event leaves now and comes back after its delay plus jitter', async () => {
   const { socket, sockets, clock } = await opened({ random: () => 0.5 });
   socket.jitterMs = 1_000;

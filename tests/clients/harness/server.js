@@ -40,6 +40,7 @@ export class Server {
     server.store = `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
     server.port = await freePort();
     server.opsPort = await freePort();
+    server.environment = { ...process.env, ...options.environment };
     await server.run();
     return server;
   }
@@ -52,7 +53,7 @@ export class Server {
   async run() {
     this.#output = '';
     const child = spawn(binary, ['serve', '--listen', `127.0.0.1:${this.port}`, '--ops-listen', `127.0.0.1:${this.opsPort}`, '--store', this.store], {
-      cwd: this.directory, stdio: ['ignore', 'pipe', 'pipe'],
+      cwd: this.directory, env: this.environment, stdio: ['ignore', 'pipe', 'pipe'],
     });
     this.#process = child;
     for (const stream of [child.stdout, child.stderr]) {
@@ -102,15 +103,14 @@ export class Server {
   /** Runs the command line beside the server; resolves with its standard output. */
   async cli(...args) {
     const { stdout } = await promisify(execFile)(binary, args, {
-      cwd: this.directory, timeout: 30_000, env: { ...process.env, CONCH_STORE: this.store, CONCH_URL: this.url },
+      cwd: this.directory, timeout: 30_000, env: { ...this.environment, CONCH_STORE: this.store, CONCH_URL: this.url },
     });
     return stdout.trim();
   }
 
   /** A token from `conch token`, allowed everything unless told otherwise. */
-  async token(sub, { name = sub, conversations = '*', can = EVERYTHING } = {}) {
-    const grants = conversations === null ? [] : ['--conversations', conversations, '--can', can];
-    const printed = await this.cli('token', '--sub', sub, '--name', name, ...grants, '--store', this.store);
+  async token(sub, { name = sub, conversations = '*', can = EVERYTHING, ttl = '1h' } = {}) {
+    const printed = await this.cli('token', '--sub', sub, '--name', name, '--conversations', conversations, '--can', can, '--ttl', ttl, '--store', this.store);
     return printed.startsWith('{') ? JSON.parse(printed).token : printed;
   }
 

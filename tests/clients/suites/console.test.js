@@ -281,6 +281,22 @@ describe('the console', { timeout: 170_000 }, () => {
     assert.deepEqual(await alice.messages(), []);
   });
 
+  test('who is removed is told so, and the conversation leaves the list', async () => {
+    const alice = await enter('alice');
+    const bob = await enter('bob');
+    await alice.create('Channel', 'Invited');
+    await alice.invite('bob');
+    await bob.open('Invited');
+    await server.must(await server.token('alice'), 'DELETE', '/v1/conversations/invited/members/bob');
+    await bob.page.getByText('You are no longer part of this conversation.').waitFor();
+    await bob.entry('Invited').waitFor({ state: 'detached' });
+    await bob.page.getByRole('button', { name: 'Join again' }).click();
+    await bob.settled();
+    await bob.entry('Invited').waitFor();
+    await bob.say('back again');
+    await bob.sees('back again');
+  });
+
   test('narrow: the list and the conversation take turns, nothing is wider than the screen', async () => {
     await context.close();
     context = await browser.newContext({ viewport: { width: 380, height: 720 }, deviceScaleFactor: 2 });
@@ -312,5 +328,41 @@ describe('the console', { timeout: 170_000 }, () => {
     await erin.create('Channel', 'Second');
     await page.keyboard.press('Alt+ArrowDown');
     await page.getByRole('heading', { level: 1, name: 'By keys' }).waitFor();
+  });
+});
+
+describe('the console of a server with a key', { timeout: 90_000 }, () => {
+  let server;
+  let browser;
+
+  before(async () => {
+    server = await Server.start({ environment: { CONCH_AUTH_SECRET: 'a secret of thirty-two bytes or more, for this test' } });
+    browser = await launch();
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.stop();
+  });
+
+  test('asks for a token, says what is wrong with a bad one, and says so when it has run out', async () => {
+    const page = await browser.newPage({ viewport: DESKTOP });
+    await page.goto(server.url);
+    await page.getByLabel('What should people call you?').fill('alice');
+    await page.getByRole('button', { name: 'Enter' }).click();
+    const field = page.getByLabel('Paste an access token');
+    const alert = page.getByRole('alert');
+    await field.fill('nonsense');
+    await page.getByRole('button', { name: 'Enter' }).click();
+    await alert.getByText('This does not look like an access token.').waitFor();
+    const good = await server.token('alice', { name: 'Alice Liddell', ttl: '5s' });
+    await field.fill(`${good}x`);
+    await page.getByRole('button', { name: 'Enter' }).click();
+    await until(async () => ((await alert.innerText()).length > 10 && !(await alert.innerText()).includes('look like')), 'the refusal');
+    await shoot(page, 'token');
+    await field.fill(good);
+    await page.getByRole('button', { name: 'Enter' }).click();
+    await page.getByText('Hello, Alice Liddell').waitFor();
+    await page.getByText('Your access has ended.').waitFor({ timeout: 30_000 });
+    await shoot(page, 'signed-out');
   });
 });

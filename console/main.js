@@ -44,9 +44,10 @@ async function renew() {
 
 function showDoor(notice = null) {
   const suggestion = session.loginName ?? '';
+  const expectsToken = session.isSignedIn && session.loginName === null;
   session.end();
   document.body.dataset.connection = 'signed_out';
-  const door = loginView({ enter, paste, notice, suggestion });
+  const door = loginView({ enter, paste, notice, suggestion, expectsToken });
   root.replaceChildren(door.element);
   door.start();
 }

@@ -6,7 +6,7 @@
  */
 import { h, setText } from './dom.js';
 import { icon } from './icons.js';
-import { avatar, names } from './format.js';
+import { avatar, names, sentence } from './format.js';
 import { composerView } from './composer.js';
 import { streamView } from './stream.js';
 
@@ -115,6 +115,6 @@ function intro(kind, title) {
 
 function showRefusal(element, refusal, onJoin) {
   const words = { not_found: 'There is no conversation here.', forbidden: 'This conversation is closed to you.' }[refusal.code] ?? 'This cannot be opened.';
-  element.replaceChildren(h('strong', {}, words), h('p', {}, refusal.detail),
+  element.replaceChildren(h('strong', {}, words), h('p', {}, sentence(refusal.detail)),
     refusal.code === 'closed' ? h('button.secondary', { type: 'button', onclick: onJoin }, 'Join again') : '');
 }

@@ -6,7 +6,7 @@
  */
 import { h, setText } from './dom.js';
 import { icon } from './icons.js';
-import { avatar } from './format.js';
+import { avatar, sentence } from './format.js';
 import { slug } from '../core/identifiers.js';
 
 function open(dialog) {
@@ -27,7 +27,7 @@ async function attempt(form, error, action) {
   try {
     await action();
   } catch (refusal) {
-    setText(error, refusal.detail ?? String(refusal));
+    setText(error, sentence(refusal.detail ?? String(refusal)));
   } finally {
     button.disabled = false;
   }
@@ -100,7 +100,7 @@ export function peopleDialog({ title, load, presence, invite, link }) {
       const present = presence.people.filter(({ sub }) => !members.some((member) => member.sub === sub)).map((person) => ({ ...person, isGuest: true }));
       list.replaceChildren(...[...members, ...present].map((member) => person(member, presence)));
     } catch (refusal) {
-      list.replaceChildren(h('li.form-error', {}, refusal.detail ?? String(refusal)));
+      list.replaceChildren(h('li.form-error', {}, sentence(refusal.detail ?? String(refusal))));
     }
   };
   const stop = presence.on('change', show);

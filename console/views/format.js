@@ -69,5 +69,11 @@ export function names(list) {
   return `${list[0]}, ${list[1]} and ${list.length - 2} others`;
 }
 
+/** A refusal's detail as a sentence: the server writes fragments. */
+export function sentence(detail) {
+  const text = detail.trim();
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?…]$/.test(text) ? '' : '.');
+}
+
 /** The server counts to 100: beyond that it says so. */
 export const unreadLabel = (summary, unread) => (unread > 0 && summary.unread_capped ? `${unread}+` : String(unread));

@@ -5,17 +5,21 @@
  * Deliberately does not: keep anything; the session does.
  */
 import { h } from './dom.js';
+import { sentence } from './format.js';
 import { mark } from './icons.js';
 
-/** `enter(name)` and `paste(token)` sign in or reject with a Refusal; `notice`: why one is here again, or null. */
-export function loginView({ enter, paste, notice = null, suggestion = '' }) {
+/**
+ * `enter(name)` and `paste(token)` sign in or reject with a Refusal; `notice`: why one is here again, or null.
+ * `expectsToken`: the server is known to give none out by name.
+ */
+export function loginView({ enter, paste, notice = null, suggestion = '', expectsToken = false }) {
   const error = h('p.form-error', { role: 'alert', id: 'login-error' });
   const card = h('main.login', {}, h('div.login-card', {}, mark(), h('h1', {}, 'Conch')));
   const show = (form) => {
     card.querySelector('form')?.remove();
     error.textContent = '';
     card.firstElementChild.append(form);
-    form.append(error);
+    form.querySelector('input, textarea').after(error);
     form.querySelector('input, textarea').focus();
   };
 
@@ -28,7 +32,7 @@ export function loginView({ enter, paste, notice = null, suggestion = '' }) {
       await action(field.value.trim());
     } catch (refusal) {
       if (refusal.status === 404 && action === enter) return show(tokenForm());
-      error.textContent = refusal.detail ?? String(refusal);
+      error.textContent = sentence(refusal.detail ?? String(refusal));
       field.focus();
     } finally {
       button.disabled = false;
@@ -60,5 +64,5 @@ export function loginView({ enter, paste, notice = null, suggestion = '' }) {
   };
 
   if (notice) card.firstElementChild.append(h('p.notice', { role: 'status' }, notice));
-  return { element: card, start: () => show(nameForm()) };
+  return { element: card, start: () => show(expectsToken ? tokenForm() : nameForm()) };
 }

@@ -6,7 +6,7 @@
  */
 import { h, setText } from './dom.js';
 import { icon } from './icons.js';
-import { avatar, clockTime, fullTime } from './format.js';
+import { avatar, clockTime, fullTime, sentence } from './format.js';
 import { rich } from './text.js';
 
 /** `outbox`: for retry and discard of what failed; `onEdit(body)`: takes a discarded text back into the composer. */
@@ -73,7 +73,7 @@ function describe(name, entry, { outbox, onEdit }) {
   if (name !== 'failed') return [];
   const id = entry.client_msg_id;
   return [
-    icon('alert'), h('span', {}, entry.error?.detail ?? 'Not sent.'),
+    icon('alert'), h('span', {}, sentence(entry.error?.detail ?? 'Not sent')),
     entry.error?.retry && h('button.text-button', { type: 'button', onclick: () => outbox.retry(id) }, 'Try again'),
     h('button.text-button', { type: 'button', onclick: () => onEdit(outbox.discard(id)) }, 'Edit'),
     h('button.text-button', { type: 'button', onclick: () => outbox.discard(id) }, 'Discard'),

@@ -271,11 +271,12 @@ describe('the console', { timeout: 170_000 }, () => {
   test('a refusal without a directive says why and offers no retry', async () => {
     const alice = await enter('alice');
     await alice.create('Channel', 'Limits');
-    await alice.say('x'.repeat(70_000));
+    await alice.say('x '.repeat(35_000));
     const failed = alice.page.locator('.message[data-state=failed]');
     await failed.waitFor();
     assert.equal(await failed.getByRole('button', { name: 'Try again' }).count(), 0);
     assert.ok((await failed.locator('.message-state').innerText()).length > 20);
+    await shoot(alice.page, 'refused');
     await failed.getByRole('button', { name: 'Discard' }).click();
     await failed.waitFor({ state: 'detached' });
     assert.deepEqual(await alice.messages(), []);
@@ -363,6 +364,7 @@ describe('the console of a server with a key', { timeout: 90_000 }, () => {
     await page.getByRole('button', { name: 'Enter' }).click();
     await page.getByText('Hello, Alice Liddell').waitFor();
     await page.getByText('Your access has ended.').waitFor({ timeout: 30_000 });
+    await field.waitFor();
     await shoot(page, 'signed-out');
   });
 });

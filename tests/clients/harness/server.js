@@ -75,10 +75,8 @@ export class Server {
   /** kill -9, as a power cut would. */
   async kill() { await this.#end('SIGKILL'); }
 
-  async restart() {
-    await this.kill();
-    await this.run();
-  }
+  /** Asked to stop, as an operator would. */
+  async terminate() { await this.#end('SIGTERM'); }
 
   /** Ends it for good and removes its data. */
   async stop() {

@@ -10,7 +10,7 @@ import { until } from '../harness/until.js';
 
 const DESKTOP = { width: 1180, height: 760 };
 
-describe('the console', { timeout: 170_000 }, () => {
+describe('the console', { timeout: 420_000 }, () => {
   let server;
   let browser;
   let context;
@@ -252,6 +252,21 @@ describe('the console', { timeout: 170_000 }, () => {
     assert.equal(await alice.page.locator('.turn').count(), 2);
   });
 
+  test('the server is told to stop and starts again: the same, without a kill', async () => {
+    const alice = await enter('alice');
+    await alice.create('Channel', 'Restart');
+    await alice.say('before');
+    await alice.sees('before');
+    await server.terminate();
+    await alice.connection('disconnected');
+    await alice.say('between');
+    await server.run();
+    await alice.page.getByRole('button', { name: 'Try now' }).click({ timeout: 2_000 }).catch(() => {});
+    await alice.connection('live');
+    await until(async () => (await server.texts(await server.token('alice'), 'restart')).join() === 'before,between', 'both to be stored');
+    assert.deepEqual(await alice.messages(), ['before', 'between']);
+  });
+
   test('written while disconnected, then reloaded: still goes out, once', async () => {
     const alice = await enter('alice');
     await alice.create('Channel', 'Kept');
@@ -280,6 +295,22 @@ describe('the console', { timeout: 170_000 }, () => {
     await failed.getByRole('button', { name: 'Discard' }).click();
     await failed.waitFor({ state: 'detached' });
     assert.deepEqual(await alice.messages(), []);
+  });
+
+  test('whatever people write is text: names, titles, messages, links', async () => {
+    const markup = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>';
+    const mallory = await server.token('mallory', { name: markup });
+    await server.channel(mallory, 'hostile', { title: markup, members: ['frank'] });
+    const frank = await enter('frank', '/#/c/hostile');
+    await frank.settled();
+    const texts = [markup, 'javascript:alert(1)', '```\n</code></pre><b>x</b>\n```', '`a` ** ` **b*', '[x](javascript:alert(1)) https://example.org/?q=<b>"x"'];
+    for (const text of texts) await server.say(mallory, 'hostile', text);
+    await until(async () => (await frank.messages()).length === texts.length, 'all of it');
+    assert.equal((await frank.messages())[0], markup);
+    assert.equal(await frank.page.evaluate(() => window.pwned), undefined);
+    assert.equal(await frank.page.locator('.stream img, .stream script, .stream b, .sidebar img').count(), 0);
+    const links = await frank.page.locator('.bubble a').evaluateAll((all) => all.map((link) => link.href));
+    assert.deepEqual(links, ['https://example.org/?q=']);
   });
 
   test('who is removed is told so, and the conversation leaves the list', async () => {
@@ -332,7 +363,7 @@ describe('the console', { timeout: 170_000 }, () => {
   });
 });
 
-describe('the console of a server with a key', { timeout: 90_000 }, () => {
+describe('the console of a server with a key', { timeout: 180_000 }, () => {
   let server;
   let browser;
 

@@ -7,7 +7,7 @@ import { launch } from '../harness/browser.js';
 import { Server } from '../harness/server.js';
 import { until } from '../harness/until.js';
 
-describe('EventSource in Chromium', { timeout: 120_000 }, () => {
+describe('EventSource in Chromium', { timeout: 240_000 }, () => {
   let server;
   let browser;
   let page;

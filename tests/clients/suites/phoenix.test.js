@@ -12,7 +12,7 @@ import { until } from '../harness/until.js';
 const texts = (records) => records.filter(({ kind }) => kind === 'message').map(({ body }) => body.text);
 const ascends = (seqs) => seqs.every((seq, index) => index === 0 || seq > seqs[index - 1]);
 
-describe('phoenix.js', { timeout: 150_000 }, () => {
+describe('phoenix.js', { timeout: 300_000 }, () => {
   let server;
   let alice;
   let bob;

@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Members(MembersArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
+    /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
+    Verify(StoreArgs),
     /// Measure.
     Bench(bench::BenchArgs),
 }
@@ -232,7 +234,7 @@ pub(crate) struct HistoryArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConversationsArgs {
-    /// Continue behind this one: `next` of the page before.
+    /// Continue behind the page before: what it said at its end.
     #[arg(long)]
     pub(crate) after: Option<String>,
     /// At most this many, 1 to 500.

@@ -17,6 +17,8 @@ pub(crate) enum Exit {
     Refused = 3,
     /// Not reached, or refused with a directive until the budget was spent: the same again may succeed.
     Unavailable = 4,
+    /// A verification ran to its end and found violations.
+    Violations = 5,
 }
 
 /// For `--help`; docs/CLI.md has the same table.
@@ -51,6 +53,11 @@ impl Failure {
         Self { exit, message: message.into(), problem: None }
     }
 
+    /// The end of the pipe that results go to: no failure, whoever read them has what they wanted. Exit code 0.
+    pub(crate) fn reader_left() -> Self {
+        Self::new(Exit::Ok, "standard output is closed")
+    }
+
     /// Exit code 1.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self::new(Exit::Failure, message)
@@ -59,6 +66,11 @@ impl Failure {
     /// Exit code 2, for what clap cannot check.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
+    }
+
+    /// Exit code 5.
+    pub(crate) fn violations(message: impl Into<String>) -> Self {
+        Self::new(Exit::Violations, message)
     }
 }
 

@@ -47,8 +47,9 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
-        Command::Serve(args) => commands::serve::run(&args),
+        Command::Serve(args) => commands::serve::run(&args, output),
         Command::Config(args) => commands::config::run(&args, output),
+        Command::Verify(args) => commands::verify::run(&args, output),
         Command::Token(args) => commands::token::run(&args, output),
         Command::Bench(args) => bench::run(&args, output),
         Command::Create(args) => block_on(commands::conversation::create(&args, output)),

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::client::Waiting;
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// For whom results are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Output {
         }
     }
 
-    /// One line of a result. A closed pipe is no failure: whoever read it has what they wanted.
+    /// One line of a result.
     pub(crate) fn line(&self, text: &str) -> Result<(), Failure> {
         self.write(&format!("{text}\n"))
     }
@@ -74,7 +74,7 @@ impl Output {
         let mut stdout = io::stdout().lock();
         let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
         match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::reader_left()),
             other => other.map_err(Failure::from),
         }
     }
@@ -118,6 +118,9 @@ impl Output {
 
     /// A failure, on standard error.
     pub(crate) fn failure(&self, failure: &Failure) {
+        if failure.exit == Exit::Ok {
+            return;
+        }
         let text = match self.format {
             Format::Human => format!("conch: {}", failure.message),
             Format::Json => {

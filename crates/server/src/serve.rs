@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::sequencer::SequencerLimits;
 use conch_store::Store;
 use conch_store::sqlite::{self, SqliteStore};
 use tokio::sync::watch;
@@ -20,14 +19,17 @@ use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
 use crate::config::{Config, StoreUrl};
 use crate::gateway::{Components, Gateway, ListenError, Listener};
-use crate::hub::{HubLimits, Hubs};
+use crate::hub::Hubs;
 use crate::metrics::Metrics;
-use crate::node::{Node, OwnerLimits, Validity};
+use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
 use crate::router::Router;
 use crate::runtime;
-use crate::turn::agents::{AgentConfig, Agents, InvalidAgents};
+use crate::turn::agents::InvalidAgents;
+
+/// How long a predecessor may take to vanish after it was killed.
+const PREDECESSOR_EXIT: Duration = Duration::from_millis(500);
 
 /// Why a node does not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +89,7 @@ pub async fn run(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let StoreUrl::Sqlite(directory) = config.store.clone();
-    let agents = Arc::new(agents(&config)?);
+    let agents = Arc::new(config.agents()?);
     let key = SigningKey::load(&config.auth, &directory, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
@@ -114,7 +116,7 @@ pub async fn run(
         store,
         timing: config.lease.timing(),
         validity: Validity::default(),
-        limits: owner_limits(&config),
+        limits: config.owner_limits(),
         metrics,
         seams,
     });
@@ -126,7 +128,7 @@ pub async fn run(
     node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
-        hubs: Hubs::new(Arc::clone(&node), router.clone(), hub_limits(&config)),
+        hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         router: router.clone(),
         people,
         agents,
@@ -177,10 +179,21 @@ async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: 
     }
 }
 
+/// Opens the store. A predecessor that was killed a moment ago may still be on its way out, so a directory in use is tried
+/// again for a short while before it is refused.
 async fn open_store(directory: PathBuf, config: &Config) -> Result<Arc<dyn Store>, ServeError> {
-    let options = sqlite::Options::new(config.node.clone());
-    let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&directory, options)).await;
-    Ok(Arc::new(opened.expect("opening a store does not panic")?))
+    let give_up = tokio::time::Instant::now() + PREDECESSOR_EXIT;
+    loop {
+        let (directory, options) = (directory.clone(), sqlite::Options::new(config.node.clone()));
+        let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&directory, options)).await;
+        match opened.expect("opening a store does not panic") {
+            Ok(store) => return Ok(Arc::new(store)),
+            Err(sqlite::OpenError::InUse { .. }) if tokio::time::Instant::now() < give_up => {
+                tokio::time::sleep(PREDECESSOR_EXIT / 50).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Each of the runtime's threads proves now and then that it runs tasks.
@@ -194,44 +207,4 @@ async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
 
 fn fresh_secret() -> [u8; 32] {
     rand::random()
-}
-
-fn agents(config: &Config) -> Result<Agents, InvalidAgents> {
-    let table = config.agents.0.iter().map(|(name, agent)| {
-        let pace_ms = u16::try_from(agent.pace_ms).ok();
-        (name.clone(), AgentConfig::Demo { pace_ms })
-    });
-    Agents::from_config(&table.collect())
-}
-
-fn owner_limits(config: &Config) -> OwnerLimits {
-    let limits = &config.limits;
-    OwnerLimits {
-        sequencer: SequencerLimits {
-            block: config.sequencer.block,
-            batch_records: limits.append_records,
-            batch_bytes: limits.commit_bytes,
-            queue_records: limits.owner_queue_records,
-            queue_bytes: limits.owner_queue_bytes,
-            ..SequencerLimits::default()
-        },
-        commands: limits.owner_queue_records * 2,
-        commit_queue: limits.commit_queue,
-        hibernate_after: Duration::from_millis(config.hibernation.memory_ms),
-        release_after: Duration::from_millis(config.hibernation.release_ms),
-        gap: config.sequencer.gap,
-        claims: limits.claims,
-        ..OwnerLimits::default()
-    }
-}
-
-fn hub_limits(config: &Config) -> HubLimits {
-    let limits = &config.limits;
-    HubLimits {
-        ring_records: limits.ring_records,
-        ring_bytes: limits.ring_bytes,
-        catch_up_records: limits.catch_up_records,
-        presence_threshold: config.fanout.coalesce_from,
-        ..HubLimits::default()
-    }
 }

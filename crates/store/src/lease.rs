@@ -120,7 +120,8 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// All node rows.
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError>;
 
-    /// Marks a node as draining: from here on its claims lose. False: no such row.
+    /// Marks a node as draining: from here on its claims lose, but for what it owns itself (a write of unknown outcome is
+    /// settled by a claim of one's own). False: no such row.
     async fn set_draining(&self, me: Incarnation) -> Result<bool, StoreError>;
 
     /// Removes one's own row, at the end of a clean shutdown. False: it was gone already.
@@ -147,8 +148,9 @@ pub trait LeaseStore: Send + Sync + 'static {
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError>;
 
     /// Takes ownership, if the head is as it was seen. The four cases: no owner, epoch + 1 (the generation's first for a
-    /// new one); mine without a task, epoch + 1; an unregistered owner's, epoch + 1 and the gap; a live owner's: the
-    /// caller does not ask.
+    /// new one); mine without a task, epoch + 1 and the gap, for something may be in flight; an unregistered owner's,
+    /// epoch + 1 and the gap; a live owner's: the caller does not ask. In a new generation a million numbers and epochs
+    /// for each generation passed are skipped instead.
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError>;
 
     /// Gives ownership up with nothing in flight; `first_seq` is the next number that would have been assigned, so that

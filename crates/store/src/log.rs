@@ -325,6 +325,8 @@ pub struct Checkpoint {
 /// - One (conversation, sender, client message id) is in the log at most once (invariants 3 and 4).
 /// - A reader sees a batch whole or not at all, and never batch N + 1 without batch N.
 /// - A batch that fails harms no other batch of the same call.
+/// - A batch that landed and is sent again under the same reign is answered with what landed, and writes nothing.
+/// - Along a log, times never go back, though the store's clock may.
 #[async_trait]
 pub trait LogStore: Send + Sync + 'static {
     /// The current log id: system id and generation.

@@ -44,7 +44,7 @@ pub(crate) async fn list(args: &ConversationsArgs, output: &Output) -> Result<()
         output.result(conversation, || summary(output, conversation))?;
     }
     if page["more"] == true {
-        let next = page["next"].as_str().unwrap_or_default();
+        let next = page["after"].as_str().unwrap_or_default();
         output.notice(&format!("there are more: conch conversations --after {next}"));
     }
     Ok(())

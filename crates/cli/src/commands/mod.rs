@@ -8,6 +8,7 @@ pub(crate) mod send;
 pub(crate) mod serve;
 pub(crate) mod tail;
 pub(crate) mod token;
+pub(crate) mod verify;
 
 use std::time::Duration;
 

@@ -88,3 +88,20 @@ fn a_server_that_is_away_is_exit_code_4() {
     let failure: serde_json::Value = serde_json::from_str(&done.stderr).expect("one JSON line");
     assert_eq!(failure["error"]["exit"], 4);
 }
+
+#[test]
+fn verify_says_when_there_is_nothing_to_verify() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let done = home.run(&["verify", "--store", &home.store()]);
+    assert_eq!(done.code, 1, "{done:?}");
+    assert!(done.stderr.contains("there is no database"), "{done:?}");
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let done = conch(&["config"]).stdout(writer).stderr(std::process::Stdio::piped()).output().expect("starts");
+    assert_eq!((done.status.code(), done.stderr.len()), (Some(0), 0), "{done:?}");
+}

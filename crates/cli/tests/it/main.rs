@@ -3,3 +3,4 @@
 mod bench;
 mod commands;
 mod node;
+mod verify;

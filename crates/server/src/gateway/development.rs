@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use axum::Extension;
 use axum::extract::{ConnectInfo, State};
 use axum::response::{IntoResponse, Response};
 use conch_core::ids::Subject;
@@ -13,6 +14,7 @@ use super::Gateway;
 use super::errors::HttpError;
 use super::input::Json;
 use crate::auth::grants::{Grant, Permission, RateLimit};
+use crate::auth::origin::Page;
 use crate::auth::secret::Mode;
 use crate::auth::token::Mint;
 
@@ -35,10 +37,14 @@ struct LoginJson {
 pub(super) async fn login(
     State(gateway): State<Gateway>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    Extension(page): Extension<Page>,
     Json(LoginRequest { name }): Json<LoginRequest>,
 ) -> Result<Response, HttpError> {
     if gateway.shared.mode != Mode::Development || !peer.ip().to_canonical().is_loopback() {
         return Err(Refusal::new(Code::NotFound, "there is nothing at /dev/login").into());
+    }
+    if page == Page::Foreign {
+        return Err(Refusal::new(Code::Forbidden, "Origin: a page of another site may not log in").into());
     }
     let sub = subject_of(&name)?;
     let now = gateway.node().seams.clock.wall();

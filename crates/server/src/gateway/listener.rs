@@ -126,7 +126,7 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
 }
 
 /// What every request goes through: header limits, the page's origin, time, and the count.
-pub(super) async fn common_checks(State(gateway): State<Gateway>, request: Request, next: Next) -> Response {
+pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let started = gateway.node().seams.now();
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -135,6 +135,7 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, request: Reque
     let response = match checked(&gateway, &request) {
         Ok(Page::Foreign) if method == Method::OPTIONS => preflight(&request),
         Ok(page) => {
+            request.extensions_mut().insert(page);
             let mut response = next.run(request).await;
             if page == Page::Foreign {
                 allow_origin(&mut response, origin);

@@ -168,8 +168,7 @@ impl Gateway {
     pub fn new(parts: Components) -> Self {
         let Components { node, router, hubs, people, agents, key, mode, origins, limits, rate, reconnect_jitter_ms } =
             parts;
-        let clamp = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-        let rates = SenderLimits::new(clamp(rate.per_second), clamp(rate.burst), rate.senders);
+        let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
         let shared = Shared {
             node,
             router,

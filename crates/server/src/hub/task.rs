@@ -256,11 +256,12 @@ impl Hub {
         let Some(seq) = self.at.as_ref().map(|at| at.seq) else { return };
         match frame {
             FollowFrame::Record(published) => {
-                let new = published.record.seq > seq;
-                if new && published.prev > seq && !self.fill_to(published.prev).await {
+                let is_new = |hub: &Self| hub.at.as_ref().is_some_and(|at| published.record.seq > at.seq);
+                if is_new(self) && published.prev > seq && !self.fill_to(published.prev).await {
                     return self.lost();
                 }
-                if new {
+                // The read may have brought this very record, too: it is in the store before it is published.
+                if is_new(self) {
                     self.record(&published.record, &published.frame);
                 }
             }

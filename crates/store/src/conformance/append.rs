@@ -105,10 +105,66 @@ pub(super) async fn an_append_behind_the_head_is_refused(world: &World<'_>) -> V
     let mut reign = world.reign("c", me).await?;
     let start = reign.clone();
     world.write(&mut reign, vec![message("alice", "k1", "one"), message("alice", "k2", "two")]).await?;
-    world.refused(me, one_more(&start), &AppendOutcome::Fenced).await?;
+    world.refused(me, one_more(&start), &AppendOutcome::Rewound).await?;
     let ahead = Reign { prev: Seq(7), ..reign.clone() };
     world.refused(me, one_more(&ahead), &AppendOutcome::Rewound).await?;
     world.write(&mut reign, vec![message("alice", "k3", "three")]).await?;
+    Ok(())
+}
+
+pub(super) async fn a_batch_sent_again_lands_once(world: &World<'_>) -> Verdict {
+    let me = world.node(1).await?;
+    let mut reign = world.reign("c", me).await?;
+    world.write(&mut reign, vec![message("alice", "k1", "one")]).await?;
+    let batch =
+        reign.batch(vec![message("alice", "k2", "two"), message("alice", "k1", "one"), message("bob", "k1", "x")]);
+    let first = world.append(me, batch.clone()).await?;
+    let log = world.log(&reign.conversation).await?;
+    world.pass(1_000).await;
+    check_eq!(world.append(me, batch.clone()).await?, first, "the answer is the first one's");
+    check_eq!(world.log(&reign.conversation).await?, log, "nothing was written");
+    let other =
+        reign.batch(vec![message("carol", "k1", "a"), message("carol", "k2", "b"), message("carol", "k3", "c")]);
+    world.refused(me, other, &AppendOutcome::Rewound).await?;
+    Ok(())
+}
+
+pub(super) async fn a_malformed_batch_fails_alone(world: &World<'_>) -> Verdict {
+    let me = world.node(1).await?;
+    let (mut bad, good) = (world.reign("c1", me).await?, world.reign("c2", me).await?);
+    world.write(&mut bad, vec![message("alice", "k1", "one")]).await?;
+    let two = || bad.batch(vec![message("alice", "k2", "two"), message("alice", "k3", "three")]);
+    let with_seqs = |seqs: [u64; 2], hi: u64| {
+        let mut batch = two();
+        (batch.records[0].0, batch.records[1].0, batch.hi) = (Seq(seqs[0]), Seq(seqs[1]), Seq(hi));
+        batch
+    };
+    let malformed = [with_seqs([1, 2], 2), with_seqs([3, 2], 3), with_seqs([2, 2], 2), with_seqs([2, 4], 3), {
+        let mut batch = bad.batch(Vec::new());
+        batch.hi = Seq(0);
+        batch
+    }];
+    let mut reign = good;
+    for (number, batch) in malformed.into_iter().enumerate() {
+        let fine = reign.batch(vec![message("alice", &format!("k{number}"), "fine")]);
+        let hi = fine.hi;
+        let outcomes = world.store.append(me, vec![batch, fine]).await?;
+        check!(matches!(outcomes[0], AppendOutcome::Failed(_)), "malformed batch {number} fails: {outcomes:?}");
+        check!(matches!(outcomes[1], AppendOutcome::Landed { .. }), "the other one lands: {outcomes:?}");
+        reign.prev = hi;
+    }
+    check_eq!(world.seqs(&bad.conversation).await?, vec![1], "nothing of them was written");
+    check_eq!(world.head(&bad.conversation).await?.last_seq, Seq(1), "the head is where it was");
+    Ok(())
+}
+
+pub(super) async fn a_logs_times_never_go_back(world: &World<'_>) -> Verdict {
+    let me = world.node(1).await?;
+    let mut reign = world.reign("c", me).await?;
+    let first = world.write(&mut reign, vec![message("alice", "k1", "one")]).await?;
+    world.pass(-60_000).await;
+    let second = world.write(&mut reign, vec![message("alice", "k2", "two")]).await?;
+    check!(second >= first, "the clock was set back, the log's times stay in order: {first}, {second}");
     Ok(())
 }
 

@@ -83,6 +83,10 @@ pub(super) async fn a_direct_conversation_keeps_its_two(world: &World<'_>) -> Ve
     check_eq!(change, MembershipChange::Direct, "a third is refused");
     let change = world.store.remove_member(&new.conversation, &id("bob")).await?;
     check_eq!(change, MembershipChange::Direct, "nobody leaves");
+    let change = world.store.add_member(&new.conversation, &id("alice")).await?;
+    check_eq!(change, MembershipChange::Unchanged, "what is so already is answered as such");
+    let change = world.store.remove_member(&new.conversation, &id("carol")).await?;
+    check_eq!(change, MembershipChange::Unchanged, "both ways");
     let two = (subjects(&["alice", "bob"]), false);
     check_eq!(world.member_names(&new.conversation, None, PLENTY).await?, two, "its first two are its members");
     Ok(())

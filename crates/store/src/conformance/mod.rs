@@ -155,7 +155,8 @@ macro_rules! with_conformance_cases {
             // Appends.
             an_append_is_read_back, an_append_of_another_epoch_is_fenced, an_append_of_another_owner_is_fenced,
             an_append_after_the_reign_is_fenced, an_append_behind_the_head_is_refused,
-            an_append_of_another_generation_is_rewound, a_fenced_batch_harms_no_other, numbers_may_have_holes,
+            an_append_of_another_generation_is_rewound, a_fenced_batch_harms_no_other,
+            a_batch_sent_again_lands_once, a_malformed_batch_fails_alone, a_logs_times_never_go_back, numbers_may_have_holes,
             the_reserve_is_never_lowered, batches_are_seen_whole_and_in_order,
             a_duplicate_names_its_original, a_duplicate_of_an_earlier_reign_keeps_its_epoch,
             another_body_is_told_by_its_hash, a_batch_may_hold_its_own_duplicate, keys_are_per_sender_and_conversation,

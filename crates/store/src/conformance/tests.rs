@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{CASES, Fixture, MemoryFixture};
+use super::{CASES, Fixture, MemoryFixture, script};
 use crate::Store;
 use crate::faulty::{Call, Fault, FaultPlan, FaultyStore};
 use crate::memory::{MemoryStore, Mutant};
@@ -74,4 +74,69 @@ fn names_are_unique() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), CASES.len());
+}
+
+/// The words of a script of this seed (splitmix64).
+fn words(seed: u64, count: usize) -> Vec<u64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = state;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Scripts reach what they are meant to compare, and are deterministic.
+#[tokio::test(flavor = "current_thread")]
+async fn scripts_reach_every_outcome() {
+    let mut seen = String::new();
+    for seed in 0..40 {
+        let words = words(seed, 150);
+        let answers = script::compare(&words, &MemoryFixture::new(), &MemoryFixture::new()).await.expect("one store");
+        for answer in answers {
+            seen.push_str(&answer.0);
+        }
+    }
+    for outcome in ["Won", "Lost", "Landed", "Duplicate", "Fenced", "Rewound", "Direct", "BeyondHead", "DueRow"] {
+        assert!(seen.contains(outcome), "no script of these reaches {outcome}");
+    }
+}
+
+/// Comparing scripts, too, must be able to fail. The guards that scripts do not go near are left to the cases.
+#[tokio::test(flavor = "current_thread")]
+async fn scripts_tell_mutants_of_the_fence() {
+    let fences = [
+        Mutant::FenceOff,
+        Mutant::OwnerUnchecked,
+        Mutant::PrevUnchecked,
+        Mutant::EpochResetOnRelease,
+        Mutant::EpochKeptOnClaim,
+        Mutant::NoGap,
+        Mutant::NoGapForTheWedged,
+        Mutant::ReservationIgnored,
+        Mutant::ClaimUnchecked,
+        Mutant::ReleaseUnchecked,
+        Mutant::PeerUnchecked,
+        Mutant::DrainingClaims,
+        Mutant::MarginIgnored,
+        Mutant::DedupOff,
+        Mutant::DueIgnored,
+        Mutant::DueOfTheLiving,
+        Mutant::CheckpointUnfenced,
+        Mutant::CheckpointGoesBack,
+    ];
+    for mutant in fences {
+        let mut told = false;
+        for seed in 0..200 {
+            let words = words(seed, 150);
+            told = script::compare(&words, &MemoryFixture::new(), &MemoryFixture::mutated(mutant)).await.is_err();
+            if told {
+                break;
+            }
+        }
+        assert!(told, "no script of these tells {mutant:?} from the real one");
+    }
 }

@@ -101,11 +101,11 @@ impl State {
     ) -> Result<MembershipChange, StoreError> {
         let direct_is_open = self.is(Mutant::DirectIsOpen);
         let Some(found) = self.known_mut(conversation)? else { return Ok(MembershipChange::NoConversation) };
-        if found.kind == ConversationKind::Direct && !direct_is_open {
-            return Ok(MembershipChange::Direct);
-        }
         if found.members.contains_key(sub) {
             return Ok(MembershipChange::Unchanged);
+        }
+        if found.kind == ConversationKind::Direct && !direct_is_open {
+            return Ok(MembershipChange::Direct);
         }
         found.members.insert(sub.clone(), Timestamp(now_ms));
         Ok(MembershipChange::Changed)
@@ -118,11 +118,14 @@ impl State {
     ) -> Result<MembershipChange, StoreError> {
         let direct_is_open = self.is(Mutant::DirectIsOpen);
         let Some(found) = self.known_mut(conversation)? else { return Ok(MembershipChange::NoConversation) };
+        if !found.members.contains_key(sub) {
+            return Ok(MembershipChange::Unchanged);
+        }
         if found.kind == ConversationKind::Direct && !direct_is_open {
             return Ok(MembershipChange::Direct);
         }
-        let removed = found.members.remove(sub).is_some();
-        Ok(if removed { MembershipChange::Changed } else { MembershipChange::Unchanged })
+        found.members.remove(sub);
+        Ok(MembershipChange::Changed)
     }
 
     pub(super) fn is_member(&self, conversation: &ConvRef, sub: &Subject) -> Result<bool, StoreError> {
@@ -173,7 +176,7 @@ impl State {
     fn summary_of(&self, sub: &Subject, conversation: &Conversation) -> Summary {
         let cursor = conversation.cursors.get(sub).copied().unwrap_or_default();
         let head_seq = conversation.head_seq();
-        let records = || conversation.records.values().map(|stored| &stored.record);
+        let records = conversation.records.values().map(|stored| &stored.record);
         let is_message = |record: &&Record| record.kind == RecordKind::Message;
         Summary {
             id: conversation.id.clone(),
@@ -183,8 +186,8 @@ impl State {
             head_seq,
             cursor,
             unread: self.unread(sub, conversation, cursor),
-            last_message: records().rev().find(is_message).cloned(),
-            updated_at: records().next_back().map_or(conversation.created_at, |record| record.at),
+            last_message: records.rev().find(is_message).cloned(),
+            updated_at: conversation.last_at().unwrap_or(conversation.created_at),
         }
     }
 

@@ -6,6 +6,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use conch_core::ids::{ClientMsgId, ConvRef, Epoch, Incarnation, Seq, Subject};
+use conch_core::invariant::{Broken, Invariant};
 use conch_core::record::{Draft, Record};
 use conch_core::time::Timestamp;
 
@@ -36,11 +37,17 @@ impl State {
     }
 
     fn append(&mut self, now_ms: i64, me: Incarnation, batch: Batch) -> AppendOutcome {
+        if let Err(broken) = check(&batch)
+            && !self.is(Mutant::MalformedAccepted)
+        {
+            return AppendOutcome::Failed(StoreError::Damaged(broken.to_string()));
+        }
         let head = match self.judge(me, &batch) {
             Ok(head) => head,
             Err(outcome) => return outcome,
         };
         let head = HeadRow { last_seq: batch.hi, reserved_to: self.reserved(&head, &batch), ..head };
+        let times_go_back = self.is(Mutant::TimesGoBack);
         let due_ignored = self.is(Mutant::DueIgnored);
         let dedup = self.dedup();
         let Some(conversation) = self.by_key_mut(batch.conversation.key) else { return AppendOutcome::Fenced };
@@ -53,7 +60,9 @@ impl State {
                 conversation.due = Some(Due { at_ms: now_ms.saturating_add(millis(after)), why });
             }
         }
-        let at = Timestamp(now_ms);
+        // The calendar may be set back; a log's times never go back with it.
+        let last_at = conversation.last_at().filter(|_| !times_go_back).unwrap_or_default();
+        let at = Timestamp(now_ms).max(last_at);
         let duplicates = conversation.insert(batch.epoch, at, batch.prev, batch.records, dedup);
         AppendOutcome::Landed { at, duplicates }
     }
@@ -86,13 +95,14 @@ impl State {
         if self.is(Mutant::PrevUnchecked) {
             return Ok(head);
         }
-        if head.last_seq < batch.prev {
+        if head.last_seq == batch.hi && batch.hi > batch.prev && !self.is(Mutant::LandedForgotten) {
+            let conversation = self.conversations.get(&batch.conversation.key);
+            let landed = conversation.and_then(|conversation| conversation.landed_before(batch));
+            return Err(landed.unwrap_or(AppendOutcome::Rewound));
+        }
+        if head.last_seq != batch.prev {
             return Err(AppendOutcome::Rewound);
         }
-        if head.last_seq > batch.prev {
-            return Err(AppendOutcome::Fenced);
-        }
-        well_formed(batch).map_err(|problem| AppendOutcome::Failed(StoreError::Unavailable(problem.to_owned())))?;
         Ok(head)
     }
 
@@ -138,13 +148,13 @@ impl State {
     pub(super) fn due(&self, now_ms: i64, limit: usize) -> Vec<DueRow> {
         let mut rows: Vec<_> = self
             .conversations
-            .iter()
-            .filter_map(|(key, conversation)| Some((conversation.due?, *key, conversation)))
-            .filter(|(due, _, _)| due.at_ms <= now_ms || self.is(Mutant::DueTooEarly))
-            .filter(|(_, _, conversation)| !self.has_registered_owner(conversation) || self.is(Mutant::DueOfTheLiving))
+            .values()
+            .filter_map(|conversation| Some((conversation.due?, conversation)))
+            .filter(|(due, _)| due.at_ms <= now_ms || self.is(Mutant::DueTooEarly))
+            .filter(|(_, conversation)| !self.has_registered_owner(conversation) || self.is(Mutant::DueOfTheLiving))
             .collect();
-        rows.sort_by_key(|(due, key, _)| (due.at_ms, *key));
-        let row = |(due, _, conversation): (Due, _, &Arc<Conversation>)| DueRow {
+        rows.sort_by(|(due, a), (other, b)| (due.at_ms, &a.id).cmp(&(other.at_ms, &b.id)));
+        let row = |(due, conversation): (Due, &Arc<Conversation>)| DueRow {
             conversation: conversation.id.clone(),
             why: due.why,
         };
@@ -216,6 +226,22 @@ impl Conversation {
         duplicates
     }
 
+    /// The answer to a batch that an earlier call committed, whose answer was lost. `None`: the head is where this batch
+    /// would have put it, but by another write.
+    fn landed_before(&self, batch: &Batch) -> Option<AppendOutcome> {
+        let (mut at, mut duplicates) = (None, Vec::new());
+        for (seq, draft) in &batch.records {
+            let original = self.landed(&(draft.sender.clone(), draft.client_msg_id.clone()))?;
+            if original.seq == *seq {
+                at = Some(original.at);
+            } else {
+                duplicates.push(Duplicate { seq: *seq, original });
+            }
+        }
+        let at = at.or_else(|| duplicates.first().map(|duplicate| duplicate.original.at)).unwrap_or_default();
+        Some(AppendOutcome::Landed { at, duplicates })
+    }
+
     fn landed(&self, key: &(Subject, ClientMsgId)) -> Option<Landed> {
         let seq = self.by_client_msg_id.get(key)?;
         let Stored { record, body_hash } = self.records.get(seq)?;
@@ -223,17 +249,21 @@ impl Conversation {
     }
 }
 
-/// Checks what [`Batch`] promises of its records. A batch that breaks it is a mistake of the caller; nothing is written.
-fn well_formed(batch: &Batch) -> Result<(), &'static str> {
+/// Checks what [`Batch`] promises: a number at or below the head would be given a second time. A batch that breaks it is
+/// a mistake of the caller.
+fn check(batch: &Batch) -> Result<(), Broken> {
     if batch.hi < batch.prev {
-        return Err("batch.hi: lies below batch.prev");
+        return Err(
+            Invariant::SeqOnce.broken(format!("a batch sets the head back from {} to {}", batch.prev, batch.hi))
+        );
     }
-    let mut before = batch.prev;
+    let mut below = batch.prev;
     for (seq, _) in &batch.records {
-        if *seq <= before || *seq > batch.hi {
-            return Err("batch.records: must ascend by seq, above batch.prev and up to batch.hi");
+        if *seq <= below || *seq > batch.hi {
+            let detail = format!("a batch for ({}, {}] holds seq {seq} after {below}", batch.prev, batch.hi);
+            return Err(Invariant::SeqOnce.broken(detail));
         }
-        before = *seq;
+        below = *seq;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The memory store, for tests and the simulation.
 //!
-//! All of it is one synchronous state machine ([`state::State`]) behind a mutex that is never held across an `await`, so
+//! All of it is one synchronous state machine (`state::State`) behind a mutex that is never held across an `await`, so
 //! that a call is atomic, and the same calls at the same clock readings give the same answers, byte for byte. Clones
 //! share one store, as the nodes of a cluster do.
 //!

@@ -69,6 +69,12 @@ mutants! {
     FailureSpreads,
     /// An append lowers the reserved mark to what it says.
     ReserveLowered,
+    /// A batch that landed is not recognised when it comes again.
+    LandedForgotten,
+    /// A batch may give numbers again.
+    MalformedAccepted,
+    /// Times go back with the clock.
+    TimesGoBack,
     /// The due row stays as it was, whatever the append says.
     DueIgnored,
     /// Work of living owners is listed as due.

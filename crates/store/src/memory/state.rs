@@ -133,6 +133,11 @@ impl State {
 }
 
 impl Conversation {
+    /// The time of the last record.
+    pub(super) fn last_at(&self) -> Option<Timestamp> {
+        self.records.values().next_back().map(|stored| stored.record.at)
+    }
+
     /// The last committed seq; 0 before there is a head.
     pub(super) fn head_seq(&self) -> Seq {
         self.head.map_or(Seq(0), |head| head.last_seq)

@@ -176,14 +176,16 @@ fn taken_over(head: &HeadRow, me: Incarnation, generation: i64, gap: u64) -> Hea
 }
 
 pub(super) fn release(write: &WriteTransaction<'_>, held: &Held, first_seq: Seq) -> Result<bool, StoreError> {
-    let sql = "UPDATE conv_head SET owner = NULL, reserved_to = max(last_seq, ?4) WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3";
+    let sql = "UPDATE conv_head SET owner = NULL, reserved_to = max(last_seq, ?4) WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3
+               AND EXISTS (SELECT 1 FROM node_lease n WHERE n.incarnation = ?3)";
     let used = first_seq.to_i64().saturating_sub(1);
     let parameters = params![held.conversation.0, held.epoch.to_i64(), rows::incarnation_blob(held.me), used];
     Ok(execute(write.connection, sql, parameters)? > 0)
 }
 
 pub(super) fn release_wedged(write: &WriteTransaction<'_>, held: &Held, gap: u64) -> Result<bool, StoreError> {
-    let sql = "UPDATE conv_head SET owner = NULL, reserved_to = reserved_to + ?4 WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3";
+    let sql = "UPDATE conv_head SET owner = NULL, reserved_to = reserved_to + ?4 WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3
+               AND EXISTS (SELECT 1 FROM node_lease n WHERE n.incarnation = ?3)";
     let gap = i64::try_from(gap).unwrap_or(i64::MAX);
     let parameters = params![held.conversation.0, held.epoch.to_i64(), rows::incarnation_blob(held.me), gap];
     Ok(execute(write.connection, sql, parameters)? > 0)
@@ -198,6 +200,7 @@ pub(super) fn hand_off(
 ) -> Result<Option<Armed>, StoreError> {
     let sql = "UPDATE conv_head SET owner = n.incarnation, epoch = epoch + 1, reserved_to = max(last_seq, ?5) FROM node_lease n
                WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3
+                 AND EXISTS (SELECT 1 FROM node_lease m WHERE m.incarnation = ?3)
                  AND n.incarnation = ?4 AND n.draining = 0 AND n.expires_at > ?6";
     let parameters = params![
         held.conversation.0,

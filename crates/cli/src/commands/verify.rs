@@ -1,0 +1,61 @@
+//! `conch verify`: reads a store and checks the invariants that a stored log can show. Runs beside a server.
+
+use conch_core::verify::Report;
+use serde_json::json;
+
+use crate::args::StoreArgs;
+use crate::exit::Failure;
+use crate::local;
+use crate::output::{Format, Output, printable};
+
+/// How often progress is shown, in conversations.
+const SHOWN_EVERY: u64 = 10_000;
+
+pub(crate) fn run(args: &StoreArgs, output: &Output) -> Result<(), Failure> {
+    let config = local::config_of_store(args.store.as_deref()).map_err(Failure::usage)?;
+    let directory = local::data_directory(&config);
+    let report = conch_store::sqlite::verify(&directory, |report| {
+        if report.conversations.is_multiple_of(SHOWN_EVERY) && report.conversations > 0 {
+            output.notice(&format!("{} conversations, {} records …", report.conversations, report.records));
+        }
+    })
+    .map_err(|error| Failure::other(error.to_string()))?;
+    match output.format {
+        Format::Json => output.json(&as_json(&report))?,
+        Format::Human => {
+            for violation in &report.violations {
+                output.line(&printable(&violation.to_string()))?;
+            }
+            let Report { conversations, records, cursors, violations_total, .. } = &report;
+            output.line(&format!(
+                "{conversations} conversations, {records} records, {cursors} cursors: {violations_total} violations"
+            ))?;
+        }
+    }
+    if report.is_clean() {
+        return Ok(());
+    }
+    Err(Failure::violations(format!("{} violations in {}", report.violations_total, directory.display())))
+}
+
+fn as_json(report: &Report) -> serde_json::Value {
+    let violations: Vec<_> = report
+        .violations
+        .iter()
+        .map(|violation| {
+            json!({
+                "invariant": violation.invariant as u8,
+                "conversation": violation.conversation,
+                "seq": violation.seq,
+                "detail": violation.detail,
+            })
+        })
+        .collect();
+    json!({
+        "conversations": report.conversations,
+        "records": report.records,
+        "cursors": report.cursors,
+        "violations_total": report.violations_total,
+        "violations": violations,
+    })
+}

@@ -1,0 +1,212 @@
+//! A machine of the simulated cluster: a node's processes, one after the other (or, when one is stopped and replaced under
+//! its name, beside each other), and the way from a client to them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use conch_core::ids::NodeName;
+use conch_core::lease::LeaseTiming;
+use conch_server::cluster::heartbeat::{self, LeaseState};
+use conch_server::cluster::membership;
+use conch_server::hub::{HubLimits, Hubs};
+use conch_server::metrics::Metrics;
+use conch_server::node::{Node, OwnerLimits, Validity};
+use conch_server::router::Router;
+use conch_server::turn::agents::Agents;
+use conch_store::Store;
+use conch_store::faulty::FaultyStore;
+
+use crate::coverage::Tally;
+use crate::dice::Dice;
+use crate::executor::{ClockStart, Executor, Process};
+use crate::recorder::Recorder;
+use crate::shared::{Shared, lock, shared};
+use crate::weather::{SeededPlan, Weather};
+
+/// How a node is configured.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimits {
+    /// Of leases.
+    pub timing: LeaseTiming,
+    /// Of owners.
+    pub owner: OwnerLimits,
+    /// Of hubs.
+    pub hub: HubLimits,
+}
+
+/// What proves that a predecessor is dead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// A lock that only one process can hold: a starting node removes every other row. There is one node at a time.
+    Lock,
+    /// The end of its lease, as its peers observe it.
+    Lease,
+}
+
+/// A running node.
+#[derive(Clone)]
+pub struct Running {
+    /// Its process.
+    pub process: Process,
+    /// Its router.
+    pub router: Router,
+    /// Its hubs.
+    pub hubs: Hubs,
+    /// The store as it reaches it.
+    pub store: Arc<dyn Store>,
+}
+
+/// What all machines share.
+#[derive(Clone)]
+pub struct Site {
+    /// The executor.
+    pub executor: Executor,
+    /// The store.
+    pub recorder: Recorder,
+    /// How nodes are configured.
+    pub limits: NodeLimits,
+    /// What proves death.
+    pub proof: Proof,
+    /// What happened.
+    pub tally: Tally,
+}
+
+/// One machine; clones are the same one.
+#[derive(Clone)]
+pub struct Machine {
+    name: String,
+    site: Site,
+    /// The way from this machine to the store.
+    pub weather: Shared<Weather>,
+    state: Shared<State>,
+}
+
+struct State {
+    dice: Dice,
+    /// The process under the machine's name, dead or alive.
+    process: Option<Process>,
+    /// Its node, once that has started.
+    running: Option<Running>,
+    started: u64,
+}
+
+impl Machine {
+    /// A machine on which nothing runs yet.
+    #[must_use]
+    pub fn new(name: &str, site: Site, dice: Dice) -> Self {
+        let state = State { dice, process: None, running: None, started: 0 };
+        Self { name: name.to_owned(), site, weather: shared(Weather::Calm), state: shared(state) }
+    }
+
+    /// The node, if it has started and its process is alive.
+    #[must_use]
+    pub fn running(&self) -> Option<Running> {
+        lock(&self.state).running.clone().filter(|running| running.process.is_alive())
+    }
+
+    /// The process under the machine's name, if it is alive.
+    #[must_use]
+    pub fn process(&self) -> Option<Process> {
+        lock(&self.state).process.clone().filter(Process::is_alive)
+    }
+
+    /// Leaves the present process to itself, so that a twin can be started under the same name.
+    pub fn disown(&self) {
+        let mut state = lock(&self.state);
+        state.process = None;
+        state.running = None;
+    }
+
+    /// Starts a process if there is none. It ends by itself when it cannot register.
+    pub fn start(&self) {
+        if self.process().is_some() {
+            return;
+        }
+        let (process, plan) = {
+            let mut state = lock(&self.state);
+            state.started += 1;
+            let clock = ClockStart { boot_ns: state.dice.below(1_000_000_000_000), ..ClockStart::default() };
+            let process = self.site.executor.process(&format!("{}.{}", self.name, state.started), clock);
+            state.process = Some(process.clone());
+            state.running = None;
+            let seed = state.dice.bits();
+            (process, Dice::new(seed, 0))
+        };
+        let world = self.site.executor.world();
+        let plan = SeededPlan::new(plan, world.clone(), self.weather.clone(), self.site.tally.clone());
+        let late = Arc::new(move |work| world.spawn("late call", work));
+        let store: Arc<dyn Store> =
+            Arc::new(FaultyStore::new(Arc::new(self.site.recorder.clone()), Arc::new(plan), late));
+        let (machine, booting) = (self.clone(), process.clone());
+        process.spawn("boot", async move { machine.boot(booting, store).await });
+    }
+
+    /// What `serve` does: register, prove the predecessors dead, then serve.
+    async fn boot(&self, process: Process, store: Arc<dyn Store>) {
+        let limits = self.site.limits;
+        let node = Arc::new(Node {
+            me: process.seams().incarnation(),
+            name: self.name.parse::<NodeName>().expect("a machine's name is a node's name"),
+            region: "local".parse().expect("valid"),
+            store: store.clone(),
+            seams: process.seams(),
+            timing: limits.timing,
+            validity: Validity::default(),
+            limits: limits.owner,
+            metrics: Arc::new(Metrics::default()),
+        });
+        let started = heartbeat::start(&node, String::new()).await;
+        let expelled = self.site.proof == Proof::Lease || expel_predecessors(&node).await;
+        let (Ok(mut lease), true) = (started, expelled) else {
+            process.note("cannot start");
+            return process.kill();
+        };
+        let router = Router::start(node.clone(), Arc::new(Agents::default()), Arc::new(|_, _| {}));
+        let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
+        process.spawn("membership", membership::run(node, router.clone()));
+        let running = Running { process: process.clone(), router, hubs, store };
+        self.serve(running);
+        while lease.changed().await.is_ok() {
+            if *lease.borrow() == LeaseState::Lost {
+                self.site.tally.count(|coverage| coverage.lost_leases += 1);
+                return process.kill();
+            }
+        }
+    }
+
+    /// Opens the way for clients, unless a twin has taken this process's place meanwhile.
+    fn serve(&self, running: Running) {
+        let mut state = lock(&self.state);
+        if state.process.as_ref().is_some_and(|process| process.is_same(&running.process)) {
+            state.running = Some(running);
+        }
+    }
+
+    /// Lets the node finish what is under way and release what it owns, within `patience`; then ends the process.
+    pub async fn shut_down(&self, patience: Duration) {
+        let Some(running) = self.running() else { return };
+        lock(&self.state).running = None;
+        let (done, finished) = tokio::sync::oneshot::channel();
+        let router = running.router.clone();
+        running.process.spawn("shut down", async move {
+            router.shut_down().await;
+            let _ = done.send(());
+        });
+        let patience = self.site.executor.world().sleep(patience);
+        let ended = futures_util::future::select(finished, patience).await;
+        drop(ended);
+        self.site.tally.count(|coverage| coverage.shut_downs += 1);
+        running.process.kill();
+    }
+}
+
+/// Whoever holds the lock knows that no other process lives.
+async fn expel_predecessors(node: &Node) -> bool {
+    let Ok(rows) = node.store.nodes().await else { return false };
+    for row in rows.iter().filter(|row| row.registration.incarnation != node.me) {
+        if node.store.expel(row.registration.incarnation).await.is_err() {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,193 @@
+//! The store as the simulation sees it: the memory store, with every claim and every commit written into the history at
+//! the very moment it is applied. That is what makes invariants 7 and 8 checkable.
+//!
+//! Also the place of the one guard that no backend has: "ack before commit".
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conch_core::history::Event;
+use conch_core::ids::{ClientMsgId, ConvKey, ConvRef, ConversationId, Epoch, Incarnation, LogId, Seq, Subject};
+use conch_core::time::Timestamp;
+use conch_server::seams::Clock as _;
+use conch_store::memory::MemoryStore;
+use conch_store::{
+    AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
+    CursorOutcome, DueRow, Held, Landed, LeaseStore, LogStore, Member, MembershipChange, NewConversation, NodeRow,
+    Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+};
+
+use crate::coverage::Tally;
+use crate::dice::Dice;
+use crate::executor::Process;
+use crate::history::History;
+use crate::shared::{Shared, lock};
+
+/// When a commit is answered.
+#[derive(Clone)]
+pub enum Answer {
+    /// After it was applied.
+    AfterCommit,
+    /// Before it is applied, which is the mutant that every check of acks must catch.
+    BeforeCommit(Shared<Dice>),
+}
+
+/// See the module's description.
+#[derive(Clone)]
+pub struct Recorder {
+    inner: MemoryStore,
+    history: History,
+    world: Process,
+    names: Arc<BTreeMap<ConvKey, ConversationId>>,
+    answer: Answer,
+    tally: Tally,
+}
+
+impl Recorder {
+    /// Records what happens to these conversations.
+    #[must_use]
+    pub fn new(
+        inner: MemoryStore,
+        history: History,
+        world: Process,
+        conversations: &[ConvRef],
+        tally: Tally,
+        answer: Answer,
+    ) -> Self {
+        let names = conversations.iter().map(|conversation| (conversation.key, conversation.id.clone())).collect();
+        Self { inner, history, world, names: Arc::new(names), answer, tally }
+    }
+
+    /// The store behind.
+    #[must_use]
+    pub fn inner(&self) -> &MemoryStore {
+        &self.inner
+    }
+
+    fn claimed(&self, key: ConvKey, armed: &Armed) {
+        let conversation = self.names.get(&key).expect("a conversation of this simulation").clone();
+        self.tally.count(|coverage| coverage.claims += 1);
+        self.history.add(|t_us| Event::Claimed { conversation, epoch: armed.epoch, t_us });
+    }
+
+    async fn apply(&self, me: Incarnation, batches: Vec<Batch>) -> Result<Vec<AppendOutcome>, StoreError> {
+        let asked = batches.clone();
+        let outcomes = self.inner.append(me, batches).await?;
+        for (batch, outcome) in asked.iter().zip(&outcomes) {
+            match outcome {
+                AppendOutcome::Landed { duplicates, .. } => {
+                    let landed =
+                        batch.records.iter().filter(|(seq, _)| duplicates.iter().all(|known| known.seq != *seq));
+                    for (seq, _) in landed {
+                        let (conversation, epoch) = (batch.conversation.id.clone(), batch.epoch);
+                        self.history.add(|t_us| Event::Committed { conversation, seq: *seq, epoch, t_us });
+                    }
+                }
+                other => {
+                    self.tally.count(|coverage| {
+                        coverage.fenced += u64::from(*other == AppendOutcome::Fenced);
+                        coverage.rewound += u64::from(*other == AppendOutcome::Rewound);
+                    });
+                    self.world.note(format_args!("append to {} by {}: {other:?}", batch.conversation.id, batch.epoch));
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Says that everything has landed, and applies it a little later.
+    fn answer_first(&self, dice: &Shared<Dice>, me: Incarnation, batches: Vec<Batch>) -> Vec<AppendOutcome> {
+        let at = self.world.wall();
+        let outcomes = batches.iter().map(|_| AppendOutcome::Landed { at, duplicates: Vec::new() }).collect();
+        let wait = lock(dice).between(Duration::ZERO, Duration::from_millis(20));
+        let (store, world) = (self.clone(), self.world.clone());
+        self.world.spawn("late commit", async move {
+            world.sleep(wait).await;
+            drop(store.apply(me, batches).await);
+        });
+        outcomes
+    }
+}
+
+/// Passes calls on; the `special` ones are written out.
+macro_rules! pass_on {
+    (impl $trait:ident { $(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* special { $($special:tt)* } }) => {
+        #[async_trait]
+        impl $trait for Recorder {
+            $(async fn $name(&self, $($argument: $type),*) -> Result<$answer, StoreError> {
+                self.inner.$name($($argument),*).await
+            })*
+            $($special)*
+        }
+    };
+}
+
+pass_on! {
+    impl LeaseStore {
+        fn register(registration: &Registration, ttl: Duration) -> ();
+        fn renew(me: Incarnation, ttl: Duration) -> Option<u64>;
+        fn nodes() -> Vec<NodeRow>;
+        fn set_draining(me: Incarnation) -> bool;
+        fn deregister(me: Incarnation) -> bool;
+        fn declare_expired(dead: Incarnation, seen_beat: u64, ttl: Duration, margin: Duration) -> bool;
+        fn expel(dead: Incarnation) -> bool;
+        fn resolve(conversation: &ConvRef) -> Option<Resolution>;
+        fn release(held: &Held, first_seq: Seq) -> bool;
+        fn release_wedged(held: &Held, gap: u64) -> bool;
+        special {
+            async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
+                let outcome = self.inner.claim(request).await?;
+                if let ClaimOutcome::Won(armed) = &outcome {
+                    self.claimed(request.conversation, armed);
+                }
+                Ok(outcome)
+            }
+
+            async fn hand_off(
+                &self,
+                held: &Held,
+                to: Incarnation,
+                first_seq: Seq,
+                margin: Duration,
+            ) -> Result<Option<Armed>, StoreError> {
+                let armed = self.inner.hand_off(held, to, first_seq, margin).await?;
+                if let Some(armed) = &armed {
+                    self.claimed(held.conversation, armed);
+                }
+                Ok(armed)
+            }
+        }
+    }
+}
+
+pass_on! {
+    impl LogStore {
+        fn log() -> LogId;
+        fn range(query: &RangeQuery) -> Option<Page>;
+        fn count_after(conversation: &ConvRef, after: Seq, limit: usize) -> usize;
+        fn find(conversation: &ConvRef, sender: &Subject, id: &ClientMsgId) -> Option<Landed>;
+        fn create_conversation(new: &NewConversation) -> Created;
+        fn conversation(conversation: &ConvRef) -> Option<ConversationInfo>;
+        fn patch_conversation(conversation: &ConvRef, patch: &ConversationPatch) -> Option<ConversationInfo>;
+        fn add_member(conversation: &ConvRef, sub: &Subject) -> MembershipChange;
+        fn remove_member(conversation: &ConvRef, sub: &Subject) -> MembershipChange;
+        fn is_member(conversation: &ConvRef, sub: &Subject) -> bool;
+        fn members(conversation: &ConvRef, after: Option<&Subject>, limit: usize) -> Option<(Vec<Member>, bool)>;
+        fn summaries(sub: &Subject, after: Option<&(Timestamp, ConversationId)>, limit: usize) -> SummaryPage;
+        fn summary(sub: &Subject, conversation: &ConvRef) -> Option<Summary>;
+        fn move_cursor(conversation: &ConvRef, sub: &Subject, to: Seq) -> CursorOutcome;
+        fn due(limit: usize) -> Vec<DueRow>;
+        fn save_checkpoint(conversation: &ConvRef, epoch: Epoch, me: Incarnation, checkpoint: &Checkpoint) -> bool;
+        fn checkpoint(conversation: &ConvRef) -> Option<Checkpoint>;
+        special {
+            async fn append(&self, me: Incarnation, batches: Vec<Batch>) -> Result<Vec<AppendOutcome>, StoreError> {
+                match &self.answer {
+                    Answer::AfterCommit => self.apply(me, batches).await,
+                    Answer::BeforeCommit(dice) => Ok(self.answer_first(dice, me, batches)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! The simulation's tests, in one binary.
+
+mod seeds;
+mod sources;

@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
-use crate::owner::{self, Charge, End, Follow, OwnerHandle, Tenure, moved, store_refusal};
+use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
 use crate::turn::agents::Agents;
 
 /// How often the router looks for hibernating conversations whose lease may go.
@@ -38,9 +38,6 @@ enum Entry {
     /// Owned, without a task.
     Hibernating { tenure: Tenure, since: Monotonic },
 }
-
-/// Told of every published record: the conversation and its new last seq.
-pub type OnPublished = Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>;
 
 /// See the module's description. Cheap to clone.
 #[derive(Clone)]

@@ -193,10 +193,7 @@ impl<T> Reading<T> {
         // All branches are cancel safe.
         tokio::select! {
             biased;
-            next = self.queue.next() => match next {
-                Some(bytes) => Some(bytes),
-                None => None,
-            },
+            next = self.queue.next() => next,
             () = self.shutdown.begun() => {
                 self.stage = Stage::Ended;
                 Some(reconnect(&self.gateway).into())

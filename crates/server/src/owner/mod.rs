@@ -152,6 +152,9 @@ fn overloaded() -> Refusal {
     Refusal::retry(Code::Overloaded, "the conversation's queue is full", retry)
 }
 
+/// Told of every published record: the conversation and its new last seq.
+pub type OnPublished = Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>;
+
 /// Told to the router when an owner's task ends.
 pub(crate) type OnEnd = Box<dyn FnOnce(End) + Send>;
 
@@ -161,5 +164,5 @@ pub(crate) struct Charge {
     pub committer: commit::Committer,
     pub tenure: Tenure,
     pub agents: Arc<Agents>,
-    pub on_published: Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>,
+    pub on_published: OnPublished,
 }

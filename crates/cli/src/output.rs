@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 use crate::client::Waiting;
 use crate::exit::{Exit, Failure};
 
+/// Most characters of a system record's body that people are shown; JSON has it whole.
+const DETAIL_CHARS_MAX: usize = 100;
+
 /// For whom results are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -178,12 +181,14 @@ pub(crate) fn message_text(record: &Record) -> String {
 }
 
 fn system_text(record: &Record) -> String {
+    let turn = record.turn.map_or(String::new(), |turn| format!(" (turn {turn})"));
     let body = record.body.as_str();
-    let body = if body == "{}" { "" } else { body };
-    match record.turn {
-        Some(turn) => format!("{} (turn {turn}) {}", record.kind, printable(body)),
-        None => format!("{} {}", record.kind, printable(body)),
+    let mut detail: String = body.chars().take(DETAIL_CHARS_MAX).collect();
+    if detail.len() < body.len() {
+        detail.push('…');
     }
+    let detail = if body == "{}" { String::new() } else { format!(" {}", printable(&detail)) };
+    format!("{}{turn}{detail}", record.kind)
 }
 
 /// What others wrote may hold escape sequences that steer a terminal: control characters but line breaks and tabs are
@@ -213,7 +218,7 @@ mod tests {
     #[test]
     fn records_are_lines() {
         assert_eq!(PLAIN.record(&record("message", "alice", r#"{"text":"hi"}"#)), "#7     10:11:12 alice: hi");
-        assert_eq!(PLAIN.record(&record("turn.started", "@start", "{}")), "#7     10:11:12 @start: turn.started ");
+        assert_eq!(PLAIN.record(&record("turn.started", "@start", "{}")), "#7     10:11:12 @start: turn.started");
     }
 
     #[test]

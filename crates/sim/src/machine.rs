@@ -1,6 +1,7 @@
 //! A machine of the simulated cluster: a node's processes, one after the other (or, when one is stopped and replaced under
 //! its name, beside each other), and the way from a client to them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use conch_server::hub::{HubLimits, Hubs};
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::router::Router;
-use conch_server::turn::agents::Agents;
+use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
 use conch_store::Store;
 use conch_store::faulty::FaultyStore;
 
@@ -22,6 +23,9 @@ use crate::executor::{ClockStart, Executor, Process};
 use crate::recorder::Recorder;
 use crate::shared::{Shared, lock, shared};
 use crate::weather::{SeededPlan, Weather};
+
+/// Time between two words of the demo agent, in milliseconds.
+const PACE_MS: u16 = 20;
 
 /// How a node is configured.
 #[derive(Debug, Clone, Copy)]
@@ -161,7 +165,7 @@ impl Machine {
             process.note("cannot start");
             return process.kill();
         };
-        let router = Router::start(node.clone(), Arc::new(Agents::default()), Arc::new(|_, _| {}));
+        let router = Router::start(node.clone(), Arc::new(agents()), Arc::new(|_, _| {}));
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
         process.spawn("membership", membership::run(node, router.clone()));
         let running = Running { process: process.clone(), router, hubs, store };
@@ -198,6 +202,13 @@ impl Machine {
         self.site.tally.count(|coverage| coverage.shut_downs += 1);
         running.process.kill();
     }
+}
+
+/// The demo agent at its quickest.
+fn agents() -> Agents {
+    let name = DEMO.parse().expect("an agent's name");
+    let quick = AgentConfig::Demo { pace_ms: Some(PACE_MS) };
+    Agents::from_config(&BTreeMap::from([(name, quick)])).expect("a pace within its range")
 }
 
 /// Whoever holds the lock knows that no other process lives.

@@ -24,8 +24,8 @@ use crate::history::History;
 use crate::machine::{Machine, Running};
 use crate::shared::{Shared, lock, shared};
 
-/// Frames that a session's connection holds.
-const QUEUE: usize = 16;
+/// Frames that a session's connection holds: few, many.
+const QUEUES: [usize; 2] = [2, 64];
 
 /// Writes down what one observer sees.
 #[derive(Clone)]
@@ -113,7 +113,7 @@ impl Sink for Wire {
 impl FrameSink for Wire {
     fn push(&self, frame: &Arc<Frame>) -> Push {
         assert!(self.joined.borrow().is_some(), "the join's answer comes first");
-        if frame.class() == Class::Live && self.queue.capacity() < QUEUE / 2 {
+        if frame.class() == Class::Live && self.queue.capacity() < self.queue.max_capacity() / 2 {
             return Push::Behind;
         }
         match self.queue.try_send(frame.clone()) {
@@ -151,6 +151,8 @@ pub struct Observer {
     scribe: Scribe,
     dice: Shared<Dice>,
     seen: Shared<Seen>,
+    /// How often, in 1,000 frames, it takes its time.
+    slowness: u64,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -178,11 +180,12 @@ impl Observer {
         from: Option<Seq>,
         machines: Vec<Machine>,
         (history, tally): (History, Tally),
-        (world, dice): (Process, Dice),
+        (world, mut dice): (Process, Dice),
     ) -> Self {
+        let slowness = [20, 700][dice.index(2)];
         let scribe = Scribe { history, name, conversation };
         let seen = shared(Seen { position: from, ..Seen::default() });
-        Self { world, machines, tally, scribe, dice: shared(dice), seen }
+        Self { world, machines, tally, scribe, dice: shared(dice), seen, slowness }
     }
 
     /// Its name.
@@ -227,7 +230,7 @@ impl Observer {
             seen.sessions += 1;
             seen.clone()
         };
-        let (queue, frames) = mpsc::channel(QUEUE);
+        let (queue, frames) = mpsc::channel(QUEUES[lock(&self.dice).index(QUEUES.len())]);
         let (joined, mut answer) = watch::channel(None);
         let (ended, on_end) = watch::channel(false);
         let wire = Scribe { name: format!("{}.wire{}", self.scribe.name, seen.sessions), ..self.scribe.clone() };
@@ -280,7 +283,7 @@ impl Observer {
                 }
                 Either::Left((None, _)) | Either::Right(_) => return,
             };
-            if lock(&self.dice).chance(100) {
+            if lock(&self.dice).chance(self.slowness) {
                 self.world.sleep(self.pause(0, 400)).await;
             }
             self.take(&frame);

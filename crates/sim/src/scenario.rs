@@ -18,6 +18,8 @@ pub struct Scenario {
     pub proof: Proof,
     /// Conversations.
     pub conversations: usize,
+    /// How many of them, the first ones, are sessions with the demo agent.
+    pub sessions: usize,
     /// People who send.
     pub senders: usize,
     /// Clients of each sender, which send beside each other.
@@ -49,6 +51,7 @@ impl Scenario {
             machines,
             proof,
             conversations: 1 + dice.index(3),
+            sessions: dice.index(2),
             senders: 1 + dice.index(3),
             lanes: 1 + dice.index(2),
             messages: 4 + dice.below(10),

@@ -9,8 +9,10 @@ use std::time::Duration;
 use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::history::{Counts, Event};
 use conch_core::ids::{ConvRef, ConversationId, Region, Seq, Subject};
-use conch_core::record::Record;
+use conch_core::record::{Record, RecordKind};
+use conch_core::turn::journal;
 use conch_server::seams::Clock as _;
+use conch_server::turn::agents::DEMO;
 use conch_store::memory::{MemoryStore, Mutant};
 use conch_store::{Direction, LogStore as _, NewConversation, RangeQuery};
 use tokio::sync::mpsc;
@@ -24,7 +26,7 @@ use crate::machine::{Machine, Site};
 use crate::observer::Observer;
 use crate::recorder::{Answer, Recorder};
 use crate::scenario::Scenario;
-use crate::shared::{lock, shared};
+use crate::shared::{Shared, lock, shared};
 use crate::trace::{Trace, TraceMode};
 use crate::trouble;
 use crate::weather::Weather;
@@ -33,6 +35,10 @@ use crate::weather::Weather;
 const ACKED_WITHIN: Duration = Duration::from_secs(15);
 /// In peace, an observer must get to the end of the log within this time.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
+/// In peace, every turn that was waiting must have run within this time.
+const TURNS_END_WITHIN: Duration = Duration::from_secs(400);
+/// In peace, a node must have released everything within this time.
+const SHUT_DOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Rows of one read of the final log.
 const PAGE: usize = 500;
 
@@ -104,6 +110,8 @@ struct Play {
     conversations: Vec<ConvRef>,
     senders: Vec<Subject>,
     machines: Vec<Machine>,
+    /// No process is started any more.
+    closed: Shared<bool>,
 }
 
 /// Streams of the seed: the executor uses 0, process n uses n + 1; these are far above.
@@ -142,7 +150,7 @@ impl Play {
         let machines = (0..scenario.machines)
             .map(|number| Machine::new(&format!("node-{number}"), site.clone(), fork(&mut dice)))
             .collect();
-        Self { world, site, scenario, dice, history, tally, conversations, senders, machines }
+        Self { world, site, scenario, dice, history, tally, conversations, senders, machines, closed: shared(false) }
     }
 
     /// The whole play. Returns what went wrong besides the history.
@@ -156,20 +164,55 @@ impl Play {
         self.make_peace();
         chatter.finished().await;
         let mut failures = self.last_words().await;
+        failures.extend(self.wait_for_turns().await);
         failures.extend(self.wait_for(&observers).await);
+        failures.extend(self.needless_resyncs());
+        failures.extend(self.close().await);
         self.write_down_the_end().await;
         failures
     }
 
-    async fn create_conversations(&self) {
+    /// A position is void only in another history or too far behind; otherwise nobody may lose theirs.
+    fn needless_resyncs(&self) -> Option<String> {
+        let coverage = self.tally.coverage();
+        let far_behind = self.scenario.limits.hub.catch_up_records as u64 <= coverage.claims + self.messages();
+        let needless = coverage.resyncs > 0 && coverage.generations == 0 && !far_behind;
+        needless.then(|| format!("{} resyncs, but the log is the same and nobody is far behind", coverage.resyncs))
+    }
+
+    /// Most messages that a conversation can hold.
+    fn messages(&self) -> u64 {
+        let lanes = self.scenario.senders * self.scenario.lanes;
+        lanes as u64 * self.scenario.messages + 1
+    }
+
+    /// Ends every node in order: no lease may be left behind.
+    async fn close(&self) -> Vec<String> {
+        *lock(&self.closed) = true;
+        for machine in &self.machines {
+            machine.shut_down(SHUT_DOWN_WITHIN).await;
+        }
+        let mut failures = Vec::new();
         for conversation in &self.conversations {
+            let info = self.site.recorder.conversation(conversation).await;
+            let head = info.expect("the memory store does not fail by itself").and_then(|info| info.head);
+            if let Some(owner) = head.and_then(|head| head.owner) {
+                failures.push(format!("{} is still owned by {owner} after every node was shut down", conversation.id));
+            }
+        }
+        failures
+    }
+
+    async fn create_conversations(&self) {
+        for (number, conversation) in self.conversations.iter().enumerate() {
+            let is_session = number < self.scenario.sessions;
             let new = NewConversation {
                 conversation: conversation.clone(),
-                kind: ConversationKind::Channel,
+                kind: if is_session { ConversationKind::Session } else { ConversationKind::Channel },
                 regions: Vec::new(),
                 home: "local".parse::<Region>().expect("valid"),
                 title: None,
-                agent: None,
+                agent: is_session.then(|| DEMO.parse().expect("an agent's name")),
                 settings: Settings::default(),
                 creator: self.senders[0].clone(),
                 members: self.senders.clone(),
@@ -182,8 +225,9 @@ impl Play {
     fn supervise(&mut self) {
         for machine in self.machines.clone() {
             let (world, mut dice) = (self.world.clone(), fork(&mut self.dice));
+            let closed = self.closed.clone();
             self.world.spawn("supervisor", async move {
-                loop {
+                while !*lock(&closed) {
                     machine.start();
                     world.sleep(dice.between(Duration::from_millis(20), Duration::from_millis(2_000))).await;
                 }
@@ -249,6 +293,23 @@ impl Play {
         failures
     }
 
+    /// Every input of a session gets exactly one turn with exactly one end (invariant 10), whoever died meanwhile.
+    async fn wait_for_turns(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for conversation in &self.conversations[..self.scenario.sessions] {
+            let give_up = self.world.now() + TURNS_END_WITHIN;
+            let unsettled = loop {
+                let unsettled = unsettled_turns(&self.final_rows(conversation).await);
+                if unsettled.is_empty() || self.world.now() >= give_up {
+                    break unsettled;
+                }
+                self.world.sleep(Duration::from_millis(500)).await;
+            };
+            failures.extend(unsettled.into_iter().map(|detail| format!("{}: {detail}", conversation.id)));
+        }
+        failures
+    }
+
     async fn wait_for(&self, observers: &[Observer]) -> Vec<String> {
         let give_up = self.world.now() + SHOWN_WITHIN;
         let mut failures = Vec::new();
@@ -300,6 +361,22 @@ impl Play {
             }
         }
     }
+}
+
+/// Inputs whose turn does not have one start and one end.
+fn unsettled_turns(rows: &[Record]) -> Vec<String> {
+    let count = |turn: Seq, wanted: fn(RecordKind) -> bool| {
+        rows.iter().filter(|record| record.turn == Some(turn) && wanted(record.kind)).count()
+    };
+    let mut unsettled = Vec::new();
+    for input in rows.iter().filter(|record| journal::is_input(record.kind, &record.sender)) {
+        let (starts, ends) =
+            (count(input.seq, |kind| kind == RecordKind::TurnStarted), count(input.seq, RecordKind::ends_turn));
+        if (starts, ends) != (1, 1) {
+            unsettled.push(format!("the turn of {} has {starts} starts and {ends} ends", input.seq));
+        }
+    }
+    unsettled
 }
 
 /// Another source, drawn from this one.

@@ -296,10 +296,10 @@ impl Sessions {
     }
 }
 
-/// The bare sender with its clients.
+/// The bare sender with its clients, which are ended first.
 struct Bare {
-    sender: Worker,
     sessions: Sessions,
+    sender: Worker,
 }
 
 impl Bare {
@@ -312,7 +312,7 @@ impl Bare {
         let mut sessions = Sessions::start(args, &endpoint, None)?;
         sessions.all_joined(JOIN_MAX).await?;
         sender.answer::<Accepted>(ANSWER_MAX).await?;
-        Ok(Self { sender, sessions })
+        Ok(Self { sessions, sender })
     }
 
     /// CPU of one send, in microseconds.

@@ -11,7 +11,7 @@ use super::live::{LiveText, Piece, Show};
 use crate::args::TailArgs;
 use crate::client::{ClientError, ConversationStream, HttpClient, Item, Start, Waiting};
 use crate::exit::Failure;
-use crate::output::{Format, Output, Style, message_text, printable};
+use crate::output::{Format, Output, Style, printable};
 use crate::target;
 
 /// How many records are shown before the live ones, when no position is given.
@@ -21,7 +21,7 @@ const AWAY_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn run(args: &TailArgs, output: &Output) -> Result<(), Failure> {
     let client = target::client(&args.target)?;
-    let mut tail = Tail { args, output, live: LiveText::default(), line: Line::Ended, waiting: false };
+    let mut tail = Tail { args, output, live: LiveText::default(), said: None, line: Line::Ended, waiting: false };
     let start = match args.after {
         Some(after) => Start { after: Seq(after), log: None },
         None => tail.newest(&client, NEWEST).await?,
@@ -62,6 +62,8 @@ struct Tail<'a> {
     args: &'a TailArgs,
     output: &'a Output,
     live: LiveText,
+    /// The last text that was shown live to its end, and its turn.
+    said: Option<(u64, String)>,
     line: Line,
     waiting: bool,
 }
@@ -124,19 +126,31 @@ impl Tail<'_> {
     }
 
     fn record(&mut self, record: &Record) -> Result<(), Failure> {
-        if let Some(turn) = record.turn
-            && record.kind == RecordKind::Message
-            && let Some(shown) = self.live.finish(turn.0)
-            && self.line == Line::Open
-        {
-            let same = printable(&shown) == message_text(record);
-            if same {
-                self.line = Line::Ended;
-                return self.output.line(&self.output.styled(Style::Dim, &format!("  #{}", record.seq)));
+        let turn = record.turn.unwrap_or_default().0;
+        match (record.kind, spoken(record)) {
+            // What a model step said, and was shown while it said it: only its number is new.
+            (RecordKind::StepCompleted, Some(text)) if self.line == Line::Open => {
+                let shown = self.live.finish(turn);
+                if shown.as_deref() == Some(text.as_str()) {
+                    self.said = Some((turn, text));
+                    self.line = Line::Ended;
+                    return self.output.line(&self.output.styled(Style::Dim, &format!("  #{}", record.seq)));
+                }
             }
+            (RecordKind::Message, text @ Some(_)) if text == self.take_said(turn) => {
+                self.end_line()?;
+                let as_above = self.output.styled(Style::Dim, "(as above)");
+                return self.output.line(&format!("{} {as_above}", self.output.record_head(record)));
+            }
+            _ => {}
         }
         self.end_line()?;
         self.output.line(&self.output.record(record))
+    }
+
+    /// What was shown live to its end in this turn, once.
+    fn take_said(&mut self, turn: u64) -> Option<String> {
+        self.said.take().filter(|(said, _)| *said == turn).map(|(_, text)| text)
     }
 
     fn live(&mut self, name: &str, data: &str) -> Result<(), Failure> {
@@ -170,4 +184,11 @@ impl Tail<'_> {
         }
         Ok(())
     }
+}
+
+/// What an agent said in this record: the output of a model's step, or its answer.
+fn spoken(record: &Record) -> Option<String> {
+    let body = record.body.to_value();
+    let key = if record.kind == RecordKind::Message { "text" } else { "output" };
+    body.get(key)?.as_str().map(str::to_owned)
 }

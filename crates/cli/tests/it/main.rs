@@ -2,5 +2,8 @@
 
 mod bench;
 mod commands;
+mod crashes;
+mod disk;
+mod flow;
 mod node;
 mod verify;

@@ -73,13 +73,13 @@ impl CatchUpTask {
             self.shared.node.store.range(&query).await
         };
         let page = match page {
-            Ok(Some(page)) => page,
+            Ok(Some(page)) if page.log == self.address.log => page,
+            // Another history than the one that it was asked to show: the hub will say so.
+            Ok(Some(_)) => return self.pause().await,
             Ok(None) => return Pushed::Closed,
             Err(error) => {
                 tracing::debug!(conversation = %self.conversation.id, %error, "catching up waits for the store");
-                let seams = &self.shared.node.seams;
-                seams.sleep(Duration::from_millis(250) + seams.jitter(Duration::from_millis(500))).await;
-                return Pushed::All;
+                return self.pause().await;
             }
         };
         for record in &page.records {
@@ -97,6 +97,12 @@ impl CatchUpTask {
             // What lies between the last record and the head are holes.
             self.position = self.position.max(page.head_seq);
         }
+        Pushed::All
+    }
+
+    async fn pause(&self) -> Pushed {
+        let seams = &self.shared.node.seams;
+        seams.sleep(Duration::from_millis(250) + seams.jitter(Duration::from_millis(500))).await;
         Pushed::All
     }
 }

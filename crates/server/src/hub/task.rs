@@ -52,6 +52,8 @@ struct Watcher {
     stage: Stage,
     /// A live event was dropped: the next one needs a snapshot before it.
     missed_live: bool,
+    /// The history changed, and it has not been told yet: nothing else comes before that.
+    resync_due: bool,
 }
 
 struct Waiting {
@@ -243,12 +245,27 @@ impl Hub {
         self.ring.clear();
         self.live = LiveView::default();
         let resync = Arc::new(Frame::resync(&at.address, at.seq));
-        for watcher in self.watchers.values_mut() {
-            watcher.stage = Stage::Live(at.seq);
-            watcher.sink.push(&resync);
+        let mut behind = Vec::new();
+        for (&id, watcher) in &mut self.watchers {
+            // One that catches up is told when it next asks to be attached.
+            watcher.resync_due = true;
+            if watcher.stage != Stage::CatchingUp {
+                match watcher.sink.push(&resync) {
+                    Push::Accepted => {
+                        watcher.resync_due = false;
+                        watcher.stage = Stage::Live(at.seq);
+                    }
+                    Push::Behind => behind.push(id),
+                    Push::Closed => {}
+                }
+            }
         }
         self.shared.node.metrics.resyncs.inc_by(self.watchers.len() as u64);
+        let position = at.seq;
         self.at = Some(at);
+        for id in behind {
+            self.catch_up(id, position);
+        }
     }
 
     async fn frame(&mut self, frame: FollowFrame) {
@@ -379,9 +396,17 @@ impl Hub {
     }
 
     /// A session says that it has everything up to `position`: attach it to the live stream, if the ring reaches back.
-    fn attach(&mut self, id: SessionId, position: Seq) -> Attach {
+    fn attach(&mut self, id: SessionId, mut position: Seq) -> Attach {
         let snapshot = self.snapshot_frame();
         let (Some(watcher), Some(at)) = (self.watchers.get_mut(&id), &self.at) else { return Attach::Gone };
+        if watcher.resync_due {
+            match watcher.sink.push(&Arc::new(Frame::resync(&at.address, at.seq))) {
+                Push::Accepted => watcher.resync_due = false,
+                Push::Behind => return Attach::Wait(position),
+                Push::Closed => return Attach::Gone,
+            }
+            position = at.seq;
+        }
         if position < at.seq && !self.ring.covers(position) {
             return Attach::ReadOn(position);
         }
@@ -445,7 +470,8 @@ impl Hub {
             self.shared.node.metrics.resyncs.inc();
         }
         let Join { sink, sub, name, .. } = join;
-        let watcher = Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false };
+        let watcher =
+            Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false, resync_due: false };
         self.watchers.insert(id, watcher);
         self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);

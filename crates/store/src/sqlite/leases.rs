@@ -199,7 +199,7 @@ pub(super) fn hand_off(
     margin: Duration,
 ) -> Result<Option<Armed>, StoreError> {
     let sql = "UPDATE conv_head SET owner = n.incarnation, epoch = epoch + 1, reserved_to = max(last_seq, ?5) FROM node_lease n
-               WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3
+               WHERE conv_id = ?1 AND epoch = ?2 AND owner = ?3 AND gen = ?7
                  AND EXISTS (SELECT 1 FROM node_lease m WHERE m.incarnation = ?3)
                  AND n.incarnation = ?4 AND n.draining = 0 AND n.expires_at > ?6";
     let parameters = params![
@@ -209,6 +209,8 @@ pub(super) fn hand_off(
         rows::incarnation_blob(to),
         first_seq.to_i64().saturating_sub(1),
         write.now_ms.saturating_add(rows::millis(margin)),
+        // Across generations numbers must skip, which only a claim does.
+        write.generation.to_i64(),
     ];
     if execute(write.connection, sql, parameters)? == 0 {
         return Ok(None);

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -255,9 +256,18 @@ impl Drop for Running {
     }
 }
 
+/// A loopback address below the ports that the kernel hands out to clients: a client that tries again while its server is
+/// away could otherwise be given the server's own port, connect to itself, and keep the server from coming back.
 fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("it is bound").to_string()
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let free = || {
+        let offset = (std::process::id().wrapping_mul(97) % COUNT + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let address = format!("127.0.0.1:{}", FIRST + offset);
+        TcpListener::bind(&address).is_ok().then_some(address)
+    };
+    until("a free port", free)
 }
 
 /// The whole log of a conversation, page by page.

@@ -17,7 +17,10 @@ export class Presence extends Emitter {
   apply(event, payload) {
     if (event === 'presence_state') this.#replace(payload);
     if (event === 'presence_diff') this.#merge(payload);
-    if (event === 'presence_count') this.#count = payload.count ?? payload.presence_count ?? null;
+    if (event === 'presence_count') {
+      this.#count = payload.count ?? 0;
+      this.#metas.clear();
+    }
     this.emit('change');
   }
 
@@ -37,7 +40,7 @@ export class Presence extends Emitter {
   get count() { return this.#count ?? this.#metas.size; }
 
   /** True if the server tells numbers only. */
-  get isCountOnly() { return this.#count !== null && this.#metas.size === 0; }
+  get isCountOnly() { return this.#count !== null; }
 
   has(sub) { return this.#metas.has(sub); }
 
@@ -47,6 +50,7 @@ export class Presence extends Emitter {
   }
 
   #merge({ joins = {}, leaves = {} }) {
+    if (this.isCountOnly) return; // a list is complete or it is none
     for (const [sub, { metas }] of Object.entries(joins)) {
       const joined = new Set(metas.map((meta) => meta.phx_ref));
       const kept = (this.#metas.get(sub) ?? []).filter((meta) => !joined.has(meta.phx_ref));

@@ -62,9 +62,11 @@ test('presence holds a person as long as one of their sessions is there', () => 
   assert.equal(presence.has('bob'), true);
   presence.apply('presence_diff', { joins: {}, leaves: { bob: metas('3'), nobody: metas('9') } });
   assert.deepEqual(presence.people, [{ sub: 'alice', name: 'N' }]);
-  presence.clear();
   presence.apply('presence_count', { count: 3_000 });
-  assert.deepEqual([presence.count, presence.isCountOnly], [3_000, true]);
+  presence.apply('presence_diff', { joins: { carol: metas('4') }, leaves: {} });
+  assert.deepEqual([presence.count, presence.isCountOnly, presence.people], [3_000, true, []]);
+  presence.apply('presence_state', { carol: metas('4') });
+  assert.deepEqual([presence.count, presence.isCountOnly, presence.has('carol')], [1, false, true]);
 });
 
 test('reading order: days, the new line, grouping, turns where they began, what is on its way last', () => {

@@ -300,17 +300,18 @@ async fn join_task(
     reference: Option<Arc<str>>,
     payload: JoinPayload,
 ) {
-    let sink = Arc::new(ChannelSink {
+    let sink = ChannelSink {
         outbox: Arc::clone(&channel.outbox),
         channel: Arc::downgrade(&channel),
         reference: reference.clone(),
         reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
-    });
+        sending: Sending::Allowed,
+    };
     let result = match &channel.conversation {
         Some(conversation) => join_conversation(&gateway, &principal, conversation, sink, payload).await,
         None => {
             channel.reply(reference.as_deref(), Status::Ok, "{}");
-            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), sink)), Sending::Allowed))
+            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), Arc::new(sink))), Sending::Allowed))
         }
     };
     match result {
@@ -327,7 +328,7 @@ async fn join_conversation(
     gateway: &Gateway,
     principal: &Principal,
     conversation: &conch_core::ids::ConvRef,
-    sink: Arc<ChannelSink>,
+    sink: ChannelSink,
     payload: JoinPayload,
 ) -> Result<(Membership, Sending), Refusal> {
     gateway.require(principal, Permission::Read, conversation).await?;
@@ -336,7 +337,7 @@ async fn join_conversation(
         Err(refusal) => Sending::Refused(refusal),
     };
     let join = Join {
-        sink,
+        sink: Arc::new(ChannelSink { sending: sending.clone(), ..sink }),
         sub: principal.sub.clone(),
         name: principal.name.as_deref().map(Into::into),
         after: payload.after.map(conch_core::ids::Seq),

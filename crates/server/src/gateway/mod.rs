@@ -41,6 +41,7 @@ use crate::auth::origin::{OriginPolicy, Page};
 use crate::auth::secret::Mode;
 use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
+use crate::cursors::Cursors;
 use crate::hub::Hubs;
 use crate::node::Node;
 use crate::people::People;
@@ -74,6 +75,8 @@ pub struct Components {
     pub hubs: Hubs,
     /// The personal streams.
     pub people: People,
+    /// The read cursors.
+    pub cursors: Cursors,
     /// The agents that a session may have.
     pub agents: Arc<Agents>,
     /// The key of tokens.
@@ -101,6 +104,7 @@ struct Shared {
     router: Router,
     hubs: Hubs,
     people: People,
+    cursors: Cursors,
     agents: Arc<Agents>,
     key: TokenKey,
     mode: Mode,
@@ -166,14 +170,27 @@ impl Gateway {
     /// Puts a gateway together.
     #[must_use]
     pub fn new(parts: Components) -> Self {
-        let Components { node, router, hubs, people, agents, key, mode, origins, limits, rate, reconnect_jitter_ms } =
-            parts;
+        let Components {
+            node,
+            router,
+            hubs,
+            people,
+            cursors,
+            agents,
+            key,
+            mode,
+            origins,
+            limits,
+            rate,
+            reconnect_jitter_ms,
+        } = parts;
         let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
         let shared = Shared {
             node,
             router,
             hubs,
             people,
+            cursors,
             agents,
             key,
             mode,

@@ -22,6 +22,9 @@ impl Hub {
 
     pub(super) async fn join(&mut self, waiting: Waiting) {
         let Waiting { id, join, answer, .. } = waiting;
+        if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
+            self.reach_the_head().await;
+        }
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
         let head = at.seq;
         let other_log = join.log.as_ref().is_some_and(|log| log != at.address.log.as_str());
@@ -51,7 +54,17 @@ impl Hub {
         }
     }
 
-    pub(super) async fn is_too_far_behind(&mut self, after: Seq) -> bool {
+    /// A session that caught up from the store may have seen a record that this hub has not been sent yet.
+    async fn reach_the_head(&mut self) {
+        let conversation = self.conversation.clone();
+        let query = RangeQuery { conversation, direction: Direction::Latest, limit: 1, kinds: Vec::new() };
+        // When the store does not answer, the position is judged by what this hub knows.
+        if let Ok(Some(page)) = self.shared.node.store.range(&query).await {
+            self.fill_to(page.head_seq).await;
+        }
+    }
+
+    async fn is_too_far_behind(&mut self, after: Seq) -> bool {
         if self.ring.covers(after) {
             return false;
         }

@@ -7,7 +7,7 @@ impl Hub {
     pub(super) fn deliver(&mut self, frame: &Arc<Frame>, seq: Option<Seq>) {
         let snapshot = self.snapshot_frame();
         let mut behind = Vec::new();
-        let mut delivered = 0;
+        let (mut delivered, mut dropped) = (0, 0);
         for (&id, watcher) in &mut self.watchers {
             let Stage::Live(position) = watcher.stage else { continue };
             match seq {
@@ -20,11 +20,12 @@ impl Hub {
                     Push::Behind => behind.push((id, position)),
                     Push::Closed => {}
                 },
-                None => watcher.push_live(frame, snapshot.as_ref()),
+                None => dropped += u64::from(watcher.push_live(frame, snapshot.as_ref()) == Push::Behind),
             }
         }
         let metrics = &self.shared.node.metrics;
         metrics.deliveries.inc_by(delivered);
+        metrics.live_dropped.inc_by(dropped);
         metrics.delivered.inc_by(delivered * frame.json().len() as u64);
         for (id, position) in behind {
             self.shared.node.metrics.slow_sessions.inc();
@@ -91,17 +92,18 @@ impl Hub {
 }
 
 impl Watcher {
-    fn push_live(&mut self, frame: &Arc<Frame>, snapshot: Option<&Arc<Frame>>) {
+    fn push_live(&mut self, frame: &Arc<Frame>, snapshot: Option<&Arc<Frame>>) -> Push {
         if self.missed_live
             && let Some(snapshot) = snapshot
         {
-            self.missed_live = self.sink.push(snapshot) != Push::Accepted;
-            if self.missed_live {
-                return;
+            let pushed = self.sink.push(snapshot);
+            if pushed != Push::Accepted {
+                return pushed;
             }
+            self.missed_live = false;
         }
-        if self.sink.push(frame) == Push::Behind {
-            self.missed_live = true;
-        }
+        let pushed = self.sink.push(frame);
+        self.missed_live |= pushed == Push::Behind;
+        pushed
     }
 }

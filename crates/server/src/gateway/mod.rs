@@ -113,6 +113,8 @@ struct Shared {
     rate: Rate,
     rates: Mutex<SenderLimits>,
     reconnect_jitter_ms: u64,
+    /// HTTP connections, until they become sockets.
+    connections: Arc<AtomicUsize>,
     sockets: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
     shutdown: watch::Sender<Phase>,
@@ -199,6 +201,7 @@ impl Gateway {
             rate,
             rates: Mutex::new(rates),
             reconnect_jitter_ms,
+            connections: Arc::default(),
             sockets: Arc::default(),
             streams: Arc::default(),
             shutdown: watch::Sender::new(Phase::Serving),
@@ -239,10 +242,10 @@ impl Gateway {
         self.shared.shutdown.send_replace(Phase::ShuttingDown);
     }
 
-    /// Completes when every socket and stream has ended, after [`Gateway::shut_down`].
+    /// Completes when every connection has ended, after [`Gateway::shut_down`]: answers under way are written first.
     pub async fn drained(&self) {
-        let shared = &self.shared;
-        while shared.sockets.load(Ordering::Relaxed) + shared.streams.load(Ordering::Relaxed) > 0 {
+        let Shared { connections, sockets, .. } = &*self.shared;
+        while connections.load(Ordering::Relaxed) + sockets.load(Ordering::Relaxed) > 0 {
             self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
         }
     }

@@ -39,9 +39,11 @@ pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<
 async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
     let mut failures = 0_u32;
     loop {
-        node.seams.sleep(pause(&node, failures)).await;
-        if state.is_closed() {
-            return;
+        // Both branches are cancel safe. Nobody looks any more: the node has ended, and nothing of it may linger.
+        tokio::select! {
+            biased;
+            () = state.closed() => return,
+            () = node.seams.sleep(pause(&node, failures)) => {}
         }
         let sent = node.seams.now();
         match node.store.renew(node.me, node.timing.ttl).await {

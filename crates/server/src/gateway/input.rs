@@ -2,6 +2,8 @@
 //!
 //! Invariant: nothing that a client sent is silently ignored; an error names the field and the limit.
 
+use std::time::Duration;
+
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use conch_core::refusal::{Code, Refusal};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -35,10 +37,16 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         if announced.is_some_and(|bytes| bytes > limit as u64) {
             return Err(too_large(limit).into());
         }
-        let bytes = match Limited::new(request.into_body(), limit).collect().await {
-            Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(too_large(limit).into()),
-            Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
+        let time_limit = Duration::from_millis(gateway.limits().request_timeout_ms);
+        let body = Limited::new(request.into_body(), limit).collect();
+        let bytes = match tokio::time::timeout(time_limit, body).await {
+            Err(_) => {
+                let detail = format!("the request body did not arrive within {} ms", time_limit.as_millis());
+                return Err(invalid(detail).into());
+            }
+            Ok(Ok(collected)) => collected.to_bytes(),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large(limit).into()),
+            Ok(Err(error)) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
         };
         let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
         let depth_limit = gateway.limits().body_depth + 2;

@@ -47,6 +47,10 @@ async fn change(
         return Err(Refusal::new(Code::UnprocessableRequest, "sub: names that start with @ are reserved").into());
     }
     require_change(&gateway, &principal, &conversation, &sub, change).await?;
+    if change == Change::Removed && principal.sub == sub && !gateway.is_member(&principal, &conversation).await? {
+        // It takes no permission to leave, so it must not tell whether there is anything to leave.
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     let store = &gateway.node().store;
     let outcome = match change {
         Change::Added => store.add_member(&conversation, &sub).await?,

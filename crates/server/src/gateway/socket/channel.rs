@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use conch_core::ids::{ConvRef, Subject};
-use conch_core::refusal::Refusal;
+use conch_core::refusal::{Code, Refusal};
 use conch_core::wire::phoenix::{self, Status};
 use conch_core::wire::websocket;
 use futures_util::future::BoxFuture;
@@ -32,6 +32,8 @@ pub(super) enum Sending {
 /// How far a channel has come.
 pub(super) enum Stage {
     Joining,
+    /// The client knows that it has joined, and may push already; its session is about to be handed over.
+    Answered(Sending),
     Joined(Membership, Sending),
     Left,
 }
@@ -56,10 +58,18 @@ impl Channel {
         Self { topic, join_ref, conversation, outbox, stage: Mutex::new(Stage::Joining) }
     }
 
-    /// The join succeeded. When the client has left meanwhile, the membership is dropped at once.
-    pub(super) fn joined(&self, membership: Membership, sending: Sending) {
+    /// The join succeeded, and its reply is about to go.
+    pub(super) fn answered(&self, sending: Sending) {
         let mut stage = self.stage.lock().expect("no holder of the stage panics");
         if matches!(*stage, Stage::Joining) {
+            *stage = Stage::Answered(sending);
+        }
+    }
+
+    /// The session of a join that succeeded. When the client has left meanwhile, it is dropped at once.
+    pub(super) fn joined(&self, membership: Membership, sending: Sending) {
+        let mut stage = self.stage.lock().expect("no holder of the stage panics");
+        if matches!(*stage, Stage::Joining | Stage::Answered(_)) {
             *stage = Stage::Joined(membership, sending);
         }
     }
@@ -74,8 +84,8 @@ impl Channel {
         drop(ended);
     }
 
-    pub(super) fn is_joined(&self) -> bool {
-        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joined(..))
+    pub(super) fn is_joining(&self) -> bool {
+        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joining)
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -83,11 +93,14 @@ impl Channel {
     }
 
     /// # Errors
-    /// `forbidden` to those who may only read.
+    /// `forbidden` to those who may only read, `not_found` to those who are not joined any more.
     pub(super) fn may_send(&self) -> Result<(), Refusal> {
         match &*self.stage.lock().expect("no holder of the stage panics") {
-            Stage::Joined(_, Sending::Refused(refusal)) => Err(refusal.clone()),
-            _ => Ok(()),
+            Stage::Joined(_, Sending::Allowed) | Stage::Answered(Sending::Allowed) => Ok(()),
+            Stage::Joined(_, Sending::Refused(refusal)) | Stage::Answered(Sending::Refused(refusal)) => {
+                Err(refusal.clone())
+            }
+            Stage::Joining | Stage::Left => Err(Refusal::new(Code::NotFound, "topic: is not joined on this socket")),
         }
     }
 
@@ -121,6 +134,7 @@ pub(super) struct ChannelSink {
     pub(super) channel: Weak<Channel>,
     pub(super) reference: Option<Arc<str>>,
     pub(super) reconnect_jitter_ms: u64,
+    pub(super) sending: Sending,
 }
 
 impl FrameSink for ChannelSink {
@@ -151,6 +165,8 @@ impl Sink for ChannelSink {
             self.reconnect_jitter_ms
         );
         let reference = self.reference.as_deref();
+        // A client pushes as soon as it sees the reply.
+        channel.answered(self.sending.clone());
         let text = phoenix::reply(channel.join_ref.as_deref(), reference, &channel.topic, Status::Ok, &response);
         // Queued whatever the fill: what follows must come after it.
         self.outbox.answer(websocket::text_frame(&text));

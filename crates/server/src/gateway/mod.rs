@@ -42,6 +42,7 @@ use crate::auth::secret::Mode;
 use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
 use crate::hub::Hubs;
+use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
 use crate::router::Router;
@@ -242,12 +243,22 @@ impl Gateway {
 
     pub(crate) fn take_socket_slot(&self) -> Option<Slot> {
         let shared = &self.shared;
-        Slot::take(&shared.sockets, shared.limits.sockets, &shared.node.metrics.sockets)
+        let metrics = &shared.node.metrics;
+        let slot = Slot::take(&shared.sockets, shared.limits.sockets, &metrics.sockets);
+        slot.or_else(|| {
+            metrics.limit_hit(Queue::Sockets);
+            None
+        })
     }
 
     pub(crate) fn take_stream_slot(&self) -> Option<Slot> {
         let shared = &self.shared;
-        Slot::take(&shared.streams, shared.limits.streams, &shared.node.metrics.streams)
+        let metrics = &shared.node.metrics;
+        let slot = Slot::take(&shared.streams, shared.limits.streams, &metrics.streams);
+        slot.or_else(|| {
+            metrics.limit_hit(Queue::Streams);
+            None
+        })
     }
 
     /// Who asks.

@@ -21,6 +21,7 @@ use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
 use crate::frame::{Address, Frame};
+use crate::metrics::EndedTurn;
 
 /// Time between two position marks to followers, and between two looks at idleness.
 const TICK: Duration = Duration::from_secs(1);
@@ -241,7 +242,7 @@ impl Owner {
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                self.charge.node.metrics.refused(refusal.code);
+                // Counted where the client is told.
                 self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
@@ -258,7 +259,7 @@ impl Owner {
         let metrics = &self.charge.node.metrics;
         let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
         metrics.duplicates.inc_by(duplicates);
-        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
+        metrics.acks.inc_by(receipts.len() as u64);
     }
 
     fn report(&self, broken: &Broken) {
@@ -306,6 +307,9 @@ impl Owner {
         let seq = record.seq;
         if let Some(turns) = &mut self.turns {
             turns.committed(&record);
+            if let Some(ended) = EndedTurn::of(record.kind) {
+                self.charge.node.metrics.turn_ended(ended);
+            }
         }
         self.tell_turns(turn::Input::Committed(&record));
         if !self.followers.is_empty() {

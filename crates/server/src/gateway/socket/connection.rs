@@ -22,6 +22,7 @@ use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::{Gateway, Shutdown};
 use crate::hub::Join;
+use crate::metrics::Queue;
 
 /// Bytes read at once. On the stack: an idle connection holds none.
 const READ_BYTES: usize = 4 * 1024;
@@ -301,6 +302,7 @@ impl Connection {
         self.channels.retain(|_, joined| !joined.channel.has_left());
         let limit = self.gateway.limits().topics_per_socket;
         if self.channels.len() >= limit {
+            self.gateway.node().metrics.limit_hit(Queue::Topics);
             let detail = format!("topic: at most {limit} may be joined on one socket");
             return Err(Refusal::new(Code::UnprocessableRequest, detail));
         }

@@ -22,6 +22,7 @@ use super::connection::{Connection, Joined};
 use crate::auth::grants::Principal;
 use crate::gateway::Gateway;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
+use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
 
 #[derive(Deserialize)]
@@ -192,7 +193,9 @@ impl Connection {
     }
 
     fn answer_to(&self, channel: &Arc<Channel>, frame: &ClientFrame<'_>) -> Result<Answer, Refusal> {
-        let under_way = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket)?;
+        let limit = self.gateway.limits().pushes_per_socket;
+        let under_way = UnderWay::begin(&self.under_way, limit)
+            .inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Pushes))?;
         Ok(Answer {
             gateway: self.gateway.clone(),
             channel: Arc::clone(channel),

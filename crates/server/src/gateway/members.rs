@@ -1,6 +1,6 @@
 //! Members, read cursors and presence.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::ids::{ConvRef, ConversationId, Subject};
 use conch_core::refusal::{Code, Refusal};
@@ -10,7 +10,7 @@ use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::{Json, Query};
+use super::input::{Json, Path, Query};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};

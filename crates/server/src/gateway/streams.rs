@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use conch_core::ids::{ConvRef, ConversationId, Seq};
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::errors::HttpError;
-use super::input::Query;
+use super::input::{Path, Query};
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
 use crate::frame::{Class, Frame};

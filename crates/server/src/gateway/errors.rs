@@ -27,6 +27,8 @@ impl IntoResponse for HttpError {
         let status = StatusCode::from_u16(refusal.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = Response::new(Body::from(Problem::from(&refusal).to_json()));
         *response.status_mut() = status;
+        // For the count of refusals.
+        response.extensions_mut().insert(refusal.code);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

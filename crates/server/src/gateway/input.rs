@@ -1,6 +1,8 @@
-//! Request bodies and query strings, checked: media type, size, nesting, unknown fields.
+//! Request bodies, paths and query strings, checked: media type, size, nesting, unknown fields.
 //!
 //! Invariant: nothing that a client sent is silently ignored; an error names the field and the limit.
+
+use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use conch_core::refusal::{Code, Refusal};
@@ -14,6 +16,8 @@ use super::errors::HttpError;
 
 /// Room around a message's body for the other fields of a request.
 const ENVELOPE_BYTES: usize = 8 * 1024;
+/// Most bytes of a refused body that are read all the same.
+const DISCARDED_BYTES: usize = 4 * 1024 * 1024;
 
 /// A JSON request body.
 pub(super) struct Json<T>(pub(super) T);
@@ -32,20 +36,44 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
         let announced =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if announced.is_some_and(|bytes| bytes > limit as u64) {
-            return Err(too_large(limit).into());
-        }
-        let bytes = match Limited::new(request.into_body(), limit).collect().await {
-            Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(too_large(limit).into()),
-            Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
+        let time_limit = Duration::from_millis(gateway.limits().request_timeout_ms);
+        let mut body = request.into_body();
+        let read = async {
+            if announced.is_some_and(|bytes| bytes > limit as u64) {
+                discard(&mut body).await;
+                return Err(too_large(limit));
+            }
+            match Limited::new(&mut body, limit).collect().await {
+                Ok(collected) => Ok(collected.to_bytes()),
+                Err(error) if error.is::<LengthLimitError>() => {
+                    discard(&mut body).await;
+                    Err(too_large(limit))
+                }
+                Err(error) => Err(invalid(format!("the request body could not be read: {error}"))),
+            }
         };
+        let bytes = tokio::time::timeout(time_limit, read).await.unwrap_or_else(|_| {
+            let detail = format!("the request body did not arrive within {} ms", time_limit.as_millis());
+            Err(invalid(detail))
+        })?;
         let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
         let depth_limit = gateway.limits().body_depth + 2;
         if depth(text) > depth_limit {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
         serde_json::from_str(text).map(Self).map_err(|error| invalid(error.to_string()).into())
+    }
+}
+
+/// Reads what is left of a body that is refused, within a bound: a connection that is closed with unread bytes is reset,
+/// and the reset takes the answer along.
+async fn discard(body: &mut axum::body::Body) {
+    let mut discarded = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        discarded += frame.data_ref().map_or(0, bytes::Bytes::len);
+        if discarded > DISCARDED_BYTES {
+            return;
+        }
     }
 }
 
@@ -61,6 +89,20 @@ impl<T: DeserializeOwned> FromRequestParts<Gateway> for Query<T> {
             query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("access_token=")).collect();
         let parsed = serde_urlencoded::from_str(&kept.join("&"));
         parsed.map(Self).map_err(|error| invalid(format!("query: {error}")).into())
+    }
+}
+
+/// The parameters of a path.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Gateway> for Path<T> {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Gateway) -> Result<Self, HttpError> {
+        match axum::extract::Path::from_request_parts(parts, gateway).await {
+            Ok(axum::extract::Path(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => Err(invalid(format!("path: {}", rejection.body_text())).into()),
+        }
     }
 }
 

@@ -115,7 +115,12 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
         ended = &mut serving => ended,
         () = shutdown.begun() => {
             serving.as_mut().graceful_shutdown();
-            serving.await
+            // Requests under way are answered; a peer that does not take its answer is left behind.
+            let limit = Duration::from_millis(limits.request_timeout_ms);
+            match tokio::time::timeout(limit, serving).await {
+                Ok(ended) => ended,
+                Err(_) => return tracing::debug!(%peer, "a connection did not end"),
+            }
         }
     };
     if let Err(error) = ended {
@@ -145,6 +150,9 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
     };
     let took = gateway.node().seams.now().since(started);
     tracing::debug!(%method, path = shown, status = response.status().as_u16(), "answered");
+    if let Some(code) = response.extensions().get::<Code>() {
+        gateway.node().metrics.refused(*code);
+    }
     gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);
     response
 }

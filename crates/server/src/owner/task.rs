@@ -242,7 +242,7 @@ impl Owner {
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                self.charge.node.metrics.refused(refusal.code);
+                // Counted where the client is told.
                 self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
@@ -259,7 +259,7 @@ impl Owner {
         let metrics = &self.charge.node.metrics;
         let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
         metrics.duplicates.inc_by(duplicates);
-        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
+        metrics.acks.inc_by(receipts.len() as u64);
     }
 
     fn report(&self, broken: &Broken) {

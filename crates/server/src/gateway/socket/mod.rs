@@ -15,6 +15,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use conch_core::refusal::{Code, Refusal, Retry};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use hyper::upgrade::Parts;
@@ -93,7 +95,7 @@ fn handshake(headers: &HeaderMap) -> Result<HeaderValue, Refusal> {
         return Err(Refusal::new(Code::InvalidRequest, "Sec-WebSocket-Version: must be 13"));
     }
     let key = headers.get(header::SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes).unwrap_or_default();
-    if key.len() != 24 {
+    if STANDARD.decode(key).ok().is_none_or(|bytes| bytes.len() != 16) {
         return Err(Refusal::new(Code::InvalidRequest, "Sec-WebSocket-Key: must be 16 bytes in base64"));
     }
     let accept = tungstenite::handshake::derive_accept_key(key);

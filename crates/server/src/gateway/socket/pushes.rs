@@ -15,12 +15,14 @@ use conch_core::sequencer::Receipt;
 use conch_core::wire::phoenix::{ClientFrame, Status};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 
 use super::channel::Channel;
 use super::connection::{Connection, Joined};
 use crate::auth::grants::Principal;
 use crate::gateway::Gateway;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
+use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
 
 #[derive(Deserialize)]
@@ -68,13 +70,29 @@ struct Answer {
     _under_way: UnderWay,
 }
 
-struct UnderWay(Arc<AtomicUsize>);
+/// The pushes of a socket that are under way.
+#[derive(Default)]
+pub(super) struct Pushes {
+    count: AtomicUsize,
+    fewer: Notify,
+}
+
+impl Pushes {
+    /// Completes when none is under way. Cancel safe.
+    pub(super) async fn none(&self) {
+        while self.count.load(Ordering::Acquire) > 0 {
+            self.fewer.notified().await;
+        }
+    }
+}
+
+struct UnderWay(Arc<Pushes>);
 
 impl UnderWay {
-    fn begin(count: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Refusal> {
-        let before = count.fetch_add(1, Ordering::Relaxed);
+    fn begin(pushes: &Arc<Pushes>, limit: usize) -> Result<Self, Refusal> {
+        let before = pushes.count.fetch_add(1, Ordering::Relaxed);
         // Made first, so that a refusal counts down again.
-        let under_way = Self(Arc::clone(count));
+        let under_way = Self(Arc::clone(pushes));
         if before >= limit {
             let retry = Retry { after_ms: 100, budget_ms: 20_000 };
             let detail = format!("at most {limit} pushes of one socket may be under way");
@@ -86,7 +104,9 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
+            self.0.fewer.notify_one();
+        }
     }
 }
 
@@ -98,7 +118,10 @@ impl Answer {
                 let receipt = receipts.first().expect("one draft, one receipt");
                 self.channel.reply(reference, Status::Ok, &receipt_json(receipt));
             }
-            Err(refusal) => self.channel.refuse(reference, refusal),
+            Err(refusal) => {
+                self.gateway.node().metrics.refused(refusal.code);
+                self.channel.refuse(reference, refusal);
+            }
         }
     }
 }
@@ -115,10 +138,11 @@ impl Connection {
         let Joined { channel, lane } = joined;
         let not_built = || Refusal::new(Code::NotFound, format!("event: there is no {:?} here", frame.event));
         let conversation = channel.conversation.as_ref().ok_or_else(not_built)?;
-        if !channel.is_joined() {
+        if channel.is_joining() {
             let detail = "the join is still under way";
             return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
         }
+        self.gateway.refuse_if_draining()?;
         match &*frame.event {
             "message" => self.message(channel, lane, conversation, frame),
             "history" => {
@@ -136,6 +160,7 @@ impl Connection {
             }
             "typing" => {
                 let Empty {} = parse(frame.payload)?;
+                channel.may_send()?;
                 self.take_live_rate()?;
                 channel.typing(&self.principal.sub, self.principal.name.as_deref().map(Into::into));
                 channel.reply(frame.reference.as_deref(), Status::Ok, "{}");
@@ -168,7 +193,9 @@ impl Connection {
     }
 
     fn answer_to(&self, channel: &Arc<Channel>, frame: &ClientFrame<'_>) -> Result<Answer, Refusal> {
-        let under_way = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket)?;
+        let limit = self.gateway.limits().pushes_per_socket;
+        let under_way = UnderWay::begin(&self.under_way, limit)
+            .inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Pushes))?;
         Ok(Answer {
             gateway: self.gateway.clone(),
             channel: Arc::clone(channel),

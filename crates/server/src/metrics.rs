@@ -10,6 +10,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
+use conch_core::record::RecordKind;
 use conch_core::refusal::Code;
 use prometheus_client::encoding::{prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
@@ -130,6 +131,20 @@ label! {
         Cancelled = "cancelled",
         /// Replaced by another.
         Superseded = "superseded",
+    }
+}
+
+impl EndedTurn {
+    /// How a record of this kind ends a turn, if it does.
+    #[must_use]
+    pub fn of(kind: RecordKind) -> Option<Self> {
+        match kind {
+            RecordKind::TurnCompleted => Some(Self::Completed),
+            RecordKind::TurnFailed => Some(Self::Failed),
+            RecordKind::TurnCancelled => Some(Self::Cancelled),
+            RecordKind::TurnSuperseded => Some(Self::Superseded),
+            _ => None,
+        }
     }
 }
 

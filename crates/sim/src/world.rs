@@ -77,7 +77,7 @@ pub struct Outcome {
 /// Plays a seed.
 #[must_use]
 pub fn run(seed: u64, sabotage: Sabotage, mode: TraceMode) -> Outcome {
-    let limits = Limits { steps: 1_000_000, time: Duration::from_secs(1_800) };
+    let limits = Limits { steps: 300_000, time: Duration::from_secs(1_800) };
     let executor = Executor::new(seed, limits, mode);
     let (history, tally) = (History::new(executor.clone()), Tally::default());
     let play = Play::new(&executor, history.clone(), tally.clone(), sabotage);

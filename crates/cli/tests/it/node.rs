@@ -111,9 +111,13 @@ impl Home {
 
     /// Starts a node that must refuse, and waits for its end.
     pub(crate) fn start_refused(&self) -> Done {
-        let mut child = self.serve().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
-        let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let code = wait(&mut child).code().expect("it was not killed");
+        let mut serve = self.serve();
+        let child = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        // Held as a node, so that one which does start is killed when the test fails.
+        let mut node = Node { child, operations: self.operations.clone() };
+        let (mut stdout, mut stderr) =
+            (node.child.stdout.take().expect("piped"), node.child.stderr.take().expect("piped"));
+        let code = wait(&mut node.child).code().expect("it was not killed");
         let mut done = Done { code, stdout: String::new(), stderr: String::new() };
         stdout.read_to_string(&mut done.stdout).expect("UTF-8");
         stderr.read_to_string(&mut done.stderr).expect("UTF-8");

@@ -39,14 +39,18 @@ pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<
 async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
     let mut failures = 0_u32;
     loop {
-        node.seams.sleep(pause(&node, failures)).await;
-        if state.is_closed() {
-            return;
+        // Both branches are cancel safe.
+        tokio::select! {
+            biased;
+            () = state.closed() => return, // The node has shut down.
+            () = node.seams.sleep(pause(&node, failures)) => {}
         }
         let sent = node.seams.now();
         match node.store.renew(node.me, node.timing.ttl).await {
             Ok(Some(_beat)) => {
-                node.validity.set(node.timing.valid_until(sent));
+                let valid_until = node.timing.valid_until(sent);
+                node.validity.set(valid_until);
+                node.metrics.lease_valid_for(valid_until.since(node.seams.now()));
                 failures = 0;
             }
             Ok(None) => {
@@ -57,6 +61,8 @@ async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
             }
             Err(error) => {
                 failures += 1;
+                node.metrics.heartbeat_failures.inc();
+                node.metrics.lease_valid_for(node.validity.until().since(node.seams.now()));
                 tracing::warn!(%error, failures, "a lease renewal failed");
             }
         }

@@ -21,6 +21,7 @@ use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
 use crate::frame::{Address, Frame};
+use crate::metrics::EndedTurn;
 
 /// Time between two position marks to followers, and between two looks at idleness.
 const TICK: Duration = Duration::from_secs(1);
@@ -306,6 +307,9 @@ impl Owner {
         let seq = record.seq;
         if let Some(turns) = &mut self.turns {
             turns.committed(&record);
+            if let Some(ended) = EndedTurn::of(record.kind) {
+                self.charge.node.metrics.turn_ended(ended);
+            }
         }
         self.tell_turns(turn::Input::Committed(&record));
         if !self.followers.is_empty() {

@@ -20,6 +20,8 @@ mod socket;
 mod streams;
 
 #[cfg(test)]
+mod limits_tests;
+#[cfg(test)]
 mod openapi_tests;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,6 +93,8 @@ pub struct Components {
     pub rate: Rate,
     /// The window over which clients spread their return, in milliseconds.
     pub reconnect_jitter_ms: u64,
+    /// How long a token of the development login is good, in milliseconds.
+    pub token_ttl_ms: u64,
 }
 
 /// See the module's description. Cheap to clone.
@@ -113,6 +117,7 @@ struct Shared {
     rate: Rate,
     rates: Mutex<SenderLimits>,
     reconnect_jitter_ms: u64,
+    token_ttl_ms: u64,
     sockets: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
     shutdown: watch::Sender<Phase>,
@@ -183,6 +188,7 @@ impl Gateway {
             limits,
             rate,
             reconnect_jitter_ms,
+            token_ttl_ms,
         } = parts;
         let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
         let shared = Shared {
@@ -199,6 +205,7 @@ impl Gateway {
             rate,
             rates: Mutex::new(rates),
             reconnect_jitter_ms,
+            token_ttl_ms,
             sockets: Arc::default(),
             streams: Arc::default(),
             shutdown: watch::Sender::new(Phase::Serving),

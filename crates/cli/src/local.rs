@@ -36,7 +36,7 @@ pub(crate) fn data_directory(config: &Config) -> PathBuf {
 
 /// A token signed with the configured key, or the data directory's development key.
 pub(crate) fn mint(config: &Config, mint: impl FnOnce(Timestamp) -> Mint) -> Result<String, String> {
-    let key = SigningKey::find(&config.auth, &data_directory(config)).map_err(|error| error.to_string())?;
+    let key = SigningKey::find(config.auth.configured(), &data_directory(config)).map_err(|error| error.to_string())?;
     let key = TokenKey::new(&key.secret).map_err(|error| error.to_string())?;
     let now = now();
     key.mint(&mint(now), now).map_err(|error| error.to_string())

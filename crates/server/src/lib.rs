@@ -17,3 +17,6 @@ pub mod runtime;
 pub mod seams;
 pub mod serve;
 pub mod turn;
+
+#[cfg(test)]
+mod testing;

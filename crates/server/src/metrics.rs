@@ -89,6 +89,8 @@ label! {
         Members = "members",
         /// Turns that run, or wait in one conversation.
         Turns = "turns",
+        /// Requests that were not answered in time.
+        RequestTime = "request_time",
         /// Senders whose allowance is remembered.
         Senders = "senders",
     }

@@ -91,7 +91,7 @@ pub async fn run(
 ) -> Result<(), ServeError> {
     let StoreUrl::Sqlite(directory) = config.store.clone();
     let agents = Arc::new(config.agents()?);
-    let key = SigningKey::load(&config.auth, &directory, fresh_secret)?;
+    let key = SigningKey::load(config.auth.configured(), &directory, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
     let store = open_store(directory, &config).await?;
@@ -140,6 +140,7 @@ pub async fn run(
         limits: config.limits.clone(),
         rate: config.rate.clone(),
         reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
+        token_ttl_ms: config.auth.token_ttl_ms,
         node: Arc::clone(&node),
     });
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode };

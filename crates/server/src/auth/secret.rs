@@ -3,13 +3,14 @@
 //! Invariant: a node whose key is not configured is in [`Mode::Development`] and binds loopback addresses only, so that a
 //! key that lies in a data directory never guards anything that others can reach.
 
+use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::config::{Auth, Secret};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Fewest bytes of a key. HS256's own block is 32 bytes; a shorter key would be the weakest part.
 pub const SECRET_MIN_BYTES: usize = 32;
@@ -18,6 +19,47 @@ pub const SECRET_MAX_BYTES: usize = 4096;
 /// The development key's file in the data directory.
 pub const DEVELOPMENT_SECRET_FILE: &str = "dev-secret";
 
+/// What stands for a secret wherever one would be shown.
+pub const HIDDEN: &str = "<hidden>";
+
+/// Bytes that must never be shown: neither `Debug` nor `Serialize` gives them out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// Takes the bytes as they are.
+    #[must_use]
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes, for the one place that computes with them.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HIDDEN)
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(HIDDEN)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // The parser's own message would repeat the value.
+        let text = String::deserialize(deserializer).map_err(|_| serde::de::Error::custom("must be a string"))?;
+        Ok(Self(text.into_bytes()))
+    }
+}
+
 /// Where the key came from, and so what the node may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -25,6 +67,26 @@ pub enum Mode {
     Development,
     /// An operator configured a key.
     Configured,
+}
+
+/// What an operator has configured: the key itself, or a file that holds it; neither for development.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Configured<'a> {
+    /// The key. Comes before the file.
+    pub secret: Option<&'a Secret>,
+    /// The file.
+    pub file: Option<&'a Path>,
+}
+
+impl Configured<'_> {
+    fn read(self) -> Result<Option<SigningKey>, SecretError> {
+        let secret = match (self.secret, self.file) {
+            (Some(secret), _) => secret.clone(),
+            (None, Some(path)) => read_configured(path)?,
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(SigningKey { secret, mode: Mode::Configured }))
+    }
 }
 
 /// The key with its mode.
@@ -60,12 +122,13 @@ impl SigningKey {
     ///
     /// # Errors
     /// Names the file and what is wrong with it.
-    pub fn load(auth: &Auth, data: &Path, fresh: impl FnOnce() -> [u8; 32]) -> Result<Self, SecretError> {
-        if let Some(secret) = &auth.secret {
-            return Ok(Self { secret: secret.clone(), mode: Mode::Configured });
-        }
-        if let Some(path) = &auth.secret_file {
-            return Ok(Self { secret: read_configured(path)?, mode: Mode::Configured });
+    pub fn load(
+        configured: Configured<'_>,
+        data: &Path,
+        fresh: impl FnOnce() -> [u8; 32],
+    ) -> Result<Self, SecretError> {
+        if let Some(key) = configured.read()? {
+            return Ok(key);
         }
         let path = data.join(DEVELOPMENT_SECRET_FILE);
         let secret = match read_development(&path)? {
@@ -79,18 +142,18 @@ impl SigningKey {
     ///
     /// # Errors
     /// Names the file that is missing or wrong.
-    pub fn find(auth: &Auth, data: &Path) -> Result<Self, SecretError> {
-        if auth.secret.is_none() && auth.secret_file.is_none() {
-            let path = data.join(DEVELOPMENT_SECRET_FILE);
-            let secret = read_development(&path)?.ok_or_else(|| {
-                refused(
-                    &path,
-                    "does not exist; start `conch serve` once with this data directory, or set CONCH_AUTH_SECRET",
-                )
-            })?;
-            return Ok(Self { secret, mode: Mode::Development });
+    pub fn find(configured: Configured<'_>, data: &Path) -> Result<Self, SecretError> {
+        if let Some(key) = configured.read()? {
+            return Ok(key);
         }
-        Self::load(auth, data, || unreachable!("a configured key is not made"))
+        let path = data.join(DEVELOPMENT_SECRET_FILE);
+        let secret = read_development(&path)?.ok_or_else(|| {
+            refused(
+                &path,
+                "does not exist; start `conch serve` once with this data directory, or set CONCH_AUTH_SECRET",
+            )
+        })?;
+        Ok(Self { secret, mode: Mode::Development })
     }
 }
 
@@ -191,18 +254,18 @@ pub fn may_bind(name: &'static str, addr: SocketAddr, mode: Mode) -> Result<(), 
 mod tests {
     use super::*;
 
-    fn load(auth: &Auth, data: &Path, byte: u8) -> Result<SigningKey, SecretError> {
-        SigningKey::load(auth, data, || [byte; 32])
+    fn load(configured: Configured<'_>, data: &Path, byte: u8) -> Result<SigningKey, SecretError> {
+        SigningKey::load(configured, data, || [byte; 32])
     }
 
     #[test]
     fn the_development_key_is_made_once_and_private() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let data = scratch.path().join("not/yet/there");
-        let first = load(&Auth::default(), &data, 1).expect("made");
+        let first = load(Configured::default(), &data, 1).expect("made");
         assert_eq!(first, SigningKey { secret: Secret::new([1; 32]), mode: Mode::Development });
-        assert_eq!(load(&Auth::default(), &data, 2).expect("found").secret, first.secret);
-        assert_eq!(SigningKey::find(&Auth::default(), &data).expect("found"), first);
+        assert_eq!(load(Configured::default(), &data, 2).expect("found").secret, first.secret);
+        assert_eq!(SigningKey::find(Configured::default(), &data).expect("found"), first);
         let mode = fs::metadata(data.join(DEVELOPMENT_SECRET_FILE)).expect("is there").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let files: Vec<_> =
@@ -223,7 +286,7 @@ mod tests {
     fn a_development_key_that_is_not_one_is_refused() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let path = scratch.path().join(DEVELOPMENT_SECRET_FILE);
-        let missing = SigningKey::find(&Auth::default(), scratch.path()).expect_err("not there").to_string();
+        let missing = SigningKey::find(Configured::default(), scratch.path()).expect_err("not there").to_string();
         assert!(missing.contains("does not exist"), "{missing}");
         assert!(!path.exists(), "looking for it makes nothing");
         for (bytes, mode, problem) in [
@@ -233,7 +296,7 @@ mod tests {
         ] {
             fs::write(&path, bytes).expect("written");
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("set");
-            let error = load(&Auth::default(), scratch.path(), 1).expect_err("must be refused").to_string();
+            let error = load(Configured::default(), scratch.path(), 1).expect_err("must be refused").to_string();
             assert!(error.contains(problem), "{error}");
         }
     }
@@ -242,16 +305,16 @@ mod tests {
     fn a_key_file_is_bounded_and_loses_its_line_end() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let path = scratch.path().join("key");
-        let auth = Auth { secret_file: Some(path.clone()), ..Auth::default() };
+        let configured = Configured { secret: None, file: Some(&path) };
         let write = |text: &str| fs::write(&path, text).expect("written");
         for text in ["k".repeat(32), "k".repeat(32) + "\n", "k".repeat(32) + "\r\n"] {
             write(&text);
-            let key = load(&auth, scratch.path(), 1).expect("a good key");
+            let key = load(configured, scratch.path(), 1).expect("a good key");
             assert_eq!(key, SigningKey { secret: Secret::new("k".repeat(32)), mode: Mode::Configured });
         }
         for (text, problem) in [("k".repeat(31) + "\n", "holds 31 bytes"), ("k".repeat(5000), "more than 4096")] {
             write(&text);
-            let error = load(&auth, scratch.path(), 1).expect_err("must be refused").to_string();
+            let error = load(configured, scratch.path(), 1).expect_err("must be refused").to_string();
             assert!(error.contains(problem) && !error.contains("kkk"), "{error}");
         }
         assert!(!scratch.path().join(DEVELOPMENT_SECRET_FILE).exists());
@@ -277,5 +340,14 @@ mod tests {
         let error =
             may_bind("listen", "0.0.0.0:1".parse().expect("an address"), Mode::Development).expect_err("refused");
         assert!(error.to_string().starts_with("listen (0.0.0.0:1) is not a loopback address"), "{error}");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secret = Secret::new("correct horse battery staple".as_bytes());
+        assert_eq!(format!("{secret:?}"), HIDDEN);
+        assert_eq!(serde_json::to_string(&secret).expect("serialises"), format!("{HIDDEN:?}"));
+        let error = serde_json::from_str::<Secret>("12345678901").expect_err("not a string").to_string();
+        assert!(!error.contains("12345678901"), "{error}");
     }
 }

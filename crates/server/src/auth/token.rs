@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::glob::Glob;
 use super::grants::{Grant, Permission, Principal, RateLimit};
 use super::secret::SECRET_MIN_BYTES;
-use crate::config::Secret;
+use super::secret::Secret;
 
 /// Longest token, in bytes.
 pub const TOKEN_MAX_BYTES: usize = 8 * 1024;

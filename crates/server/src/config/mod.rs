@@ -13,12 +13,13 @@ mod values;
 
 use std::path::Path;
 
+pub use crate::auth::secret::{HIDDEN, Secret};
 pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
 pub use reference::reference;
 pub use sections::{
     Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, Log, Rate, Sequencer, fields,
 };
-pub use values::{AgentKind, HIDDEN, LogFormat, LogLevel, Secret, StoreUrl};
+pub use values::{AgentKind, LogFormat, LogLevel, StoreUrl};
 
 use crate::auth::secret::SECRET_MIN_BYTES;
 use field::Allowed;
@@ -81,7 +82,7 @@ impl Config {
     /// Pairs of which the first must not be larger than the second.
     fn ratios(&self) -> Vec<(u64, &'static str, u64, &'static str)> {
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        let (limits, fanout) = (&self.limits, &self.fanout);
+        let limits = &self.limits;
         let message = count(limits.message_bytes);
         vec![
             (2 * message, "2 × limits.message_bytes", count(limits.frame_bytes), "limits.frame_bytes"),
@@ -89,6 +90,7 @@ impl Config {
             (message, "limits.message_bytes", count(limits.owner_queue_bytes), "limits.owner_queue_bytes"),
             (message, "limits.message_bytes", count(limits.append_bytes), "limits.append_bytes"),
             (limits.route_ms, "limits.route_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
+            (limits.join_wait_ms, "limits.join_wait_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
             (count(limits.commit_batches), "limits.commit_batches", count(limits.commit_queue), "limits.commit_queue"),
             (
                 count(limits.history_default),
@@ -103,13 +105,6 @@ impl Config {
                 "hibernation.release_ms",
             ),
             (self.sequencer.block, "sequencer.block", self.sequencer.gap, "sequencer.gap"),
-            (fanout.coalesce_ms, "fanout.coalesce_ms", fanout.coalesce_max_ms, "fanout.coalesce_max_ms"),
-            (
-                count(fanout.coalesce_below),
-                "fanout.coalesce_below",
-                count(fanout.coalesce_from),
-                "fanout.coalesce_from",
-            ),
         ]
     }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use conch_core::limit::SenderLimits;
 use conch_core::sequencer::SequencerLimits;
 
 use super::{AgentKind, Config};
@@ -42,6 +41,7 @@ impl Config {
     pub fn hub_limits(&self) -> HubLimits {
         let limits = &self.limits;
         HubLimits {
+            sessions: limits.sessions,
             ring_records: limits.ring_records,
             ring_bytes: limits.ring_bytes,
             commands: limits.hub_commands,
@@ -51,14 +51,8 @@ impl Config {
             join_wait: Duration::from_millis(limits.join_wait_ms),
             linger: Duration::from_millis(limits.hub_linger_ms),
             silence: Duration::from_millis(limits.owner_silence_ms),
-            presence_threshold: self.fanout.coalesce_from,
+            presence_threshold: self.fanout.presence_count_from,
         }
-    }
-
-    /// Of each sender.
-    #[must_use]
-    pub fn sender_limits(&self) -> SenderLimits {
-        SenderLimits::new(self.rate.per_second, self.rate.burst, self.rate.senders)
     }
 
     /// The agents, ready to run.
@@ -87,7 +81,7 @@ mod tests {
         assert_eq!(format!("{:?}", config.hub_limits()), format!("{:?}", HubLimits::default()));
         assert_eq!((config.rate.per_second, config.rate.burst), (limit::SENDER_RATE_PER_S, limit::SENDER_BURST));
         assert_eq!(config.rate.senders, limit::SENDERS_MAX);
-        assert_eq!(config.fanout.coalesce_from, presence::COUNT_THRESHOLD);
+        assert_eq!(config.fanout.presence_count_from, presence::COUNT_THRESHOLD);
         assert_eq!(config.limits.body().bytes, conch_core::body::Limits::default().bytes);
         assert_eq!(config.limits.body().depth, conch_core::body::Limits::default().depth);
         let demo = &config.agents.0[&"demo".parse().expect("a name")];

@@ -11,8 +11,9 @@ use conch_core::lease::LeaseTiming;
 
 use super::field::Allowed::{Range, Text};
 use super::field::section;
-use super::values::{AgentKind, LogFormat, LogLevel, Secret, StoreUrl};
+use super::values::{AgentKind, LogFormat, LogLevel, StoreUrl};
 use crate::auth::origin::AllowedOrigin;
+use crate::auth::secret::{Configured, Secret};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -99,7 +100,7 @@ section! {
         headers: usize = 100, Range(16, 1000);
         /// Milliseconds within which a request's head must have arrived.
         header_timeout_ms: u64 = 10_000, Range(100, 5 * MINUTE_MS);
-        /// Milliseconds within which a request is answered; streams are excepted.
+        /// Milliseconds within which the head of a request's answer goes out, its body read; over it 503. At least limits.route_ms and limits.join_wait_ms.
         request_timeout_ms: u64 = 10_000, Range(100, 5 * MINUTE_MS);
         /// Client connections at once, all kinds together. The process needs that many file descriptors and some more.
         connections: usize = 16_384, Range(1, 1_000_000);
@@ -107,7 +108,7 @@ section! {
         sockets: usize = 16_384, Range(1, 1_000_000);
         /// Server-Sent Event streams at once; over it new ones are told to reconnect later.
         streams: usize = 16_384, Range(1, 1_000_000);
-        /// Joined sessions at once, over all sockets and streams.
+        /// Sessions in conversations at once, over all sockets and streams; over it a join is refused with a directive.
         sessions: usize = 65_536, Range(1, 10_000_000);
         /// Topics that one socket may have joined.
         topics_per_socket: usize = 100, Range(1, 10_000);
@@ -141,7 +142,7 @@ section! {
         hub_commands: usize = 1_024, Range(16, 1_000_000);
         /// Milliseconds that a hub outlives its last session.
         hub_linger_ms: u64 = 5_000, Range(0, 10 * MINUTE_MS);
-        /// Milliseconds for which a join waits for the owner before it is refused with a directive; stock clients leave after 10 s.
+        /// Milliseconds for which a join waits for the owner before it is refused with a directive; stock clients leave after 10 s. At most limits.request_timeout_ms.
         join_wait_ms: u64 = 6_000, Range(100, 9_000);
         /// Milliseconds of an owner's silence after which a hub looks for it again.
         owner_silence_ms: u64 = 3_000, Range(100, 5 * MINUTE_MS);
@@ -197,18 +198,8 @@ section! {
 section! {
     /// How records reach many sockets.
     Fanout, "fanout." {
-        /// Milliseconds over which frames to one socket are gathered, from fanout.coalesce_from on; 0 for `direct`.
-        coalesce_ms: u64 = 50, Range(0, 1_000);
-        /// Milliseconds to which that window may grow under pressure. At least fanout.coalesce_ms.
-        coalesce_max_ms: u64 = 250, Range(0, 1_000);
-        /// Connected sessions of a conversation from which coalescing is on, and presence is a count.
-        coalesce_from: usize = 1_000, Range(1, 10_000_000);
-        /// Connected sessions below which coalescing goes off again. At most fanout.coalesce_from.
-        coalesce_below: usize = 800, Range(1, 10_000_000);
-        /// Milliseconds for which the count must have stayed below fanout.coalesce_below.
-        coalesce_off_ms: u64 = 10_000, Range(0, 10 * MINUTE_MS);
-        /// Milliseconds over which presence and typing are gathered above the threshold.
-        presence_ms: u64 = 10_000, Range(100, 10 * MINUTE_MS);
+        /// Connected sessions of a conversation from which on its presence is a count.
+        presence_count_from: usize = 1_000, Range(1, 10_000_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
     }
@@ -236,8 +227,16 @@ section! {
         secret_file: Option<PathBuf> = None, Text("a path");
         /// Browser origins beside the server's own that may use the API: `SCHEME://HOST[:PORT]`, or `*` for any.
         allowed_origins: Vec<AllowedOrigin> = Vec::new(), Text("a list of SCHEME://HOST[:PORT], or *");
-        /// Milliseconds for which a token that this node mints is good.
-        token_ttl_ms: u64 = HOUR_MS, Range(1_000, 366 * DAY_MS);
+        /// Milliseconds for which a token of the development login is good.
+        token_ttl_ms: u64 = 12 * HOUR_MS, Range(1_000, 366 * DAY_MS);
+    }
+}
+
+impl Auth {
+    /// The key, or where it is.
+    #[must_use]
+    pub fn configured(&self) -> Configured<'_> {
+        Configured { secret: self.secret.as_ref(), file: self.secret_file.as_deref() }
     }
 }
 

@@ -140,9 +140,11 @@ fn ratios_are_checked() {
             "hibernation.release_ms (1000) must be at least hibernation.memory_ms (60000)",
         ),
         (&["sequencer.gap=10"], "sequencer.gap (10) must be at least sequencer.block (1000)"),
-        (&["fanout.coalesce_ms=300"], "fanout.coalesce_max_ms (250) must be at least fanout.coalesce_ms (300)"),
-        (&["fanout.coalesce_below=2000"], "fanout.coalesce_from (1000) must be at least fanout.coalesce_below (2000)"),
         (&["limits.route_ms=20000"], "limits.request_timeout_ms (10000) must be at least limits.route_ms (20000)"),
+        (
+            &["limits.request_timeout_ms=5500"],
+            "limits.request_timeout_ms (5500) must be at least limits.join_wait_ms (6000)",
+        ),
         (&["ops_listen=127.0.0.1:4000"], "listen and ops_listen must differ"),
         (&["auth.secret=short"], "auth.secret is 5 bytes long; at least 32 are needed"),
         (

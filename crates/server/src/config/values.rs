@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::field::Setting;
 use crate::auth::origin::AllowedOrigin;
+use crate::auth::secret::Secret;
 
 impl Setting for conch_core::ids::NodeName {}
 impl Setting for conch_core::ids::Region {}
@@ -61,47 +62,6 @@ impl Serialize for StoreUrl {
 impl<'de> Deserialize<'de> for StoreUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// What stands for a secret wherever one would be shown.
-pub const HIDDEN: &str = "<hidden>";
-
-/// Bytes that must never be shown: neither `Debug` nor `Serialize` gives them out.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
-
-impl Secret {
-    /// Takes the bytes as they are.
-    #[must_use]
-    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
-        Self(bytes.into())
-    }
-
-    /// The bytes, for the one place that computes with them.
-    #[must_use]
-    pub fn expose(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(HIDDEN)
-    }
-}
-
-impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(HIDDEN)
-    }
-}
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The parser's own message would repeat the value.
-        let text = String::deserialize(deserializer).map_err(|_| serde::de::Error::custom("must be a string"))?;
-        Ok(Self(text.into_bytes()))
     }
 }
 
@@ -168,14 +128,5 @@ mod tests {
             assert!(refused(text).contains("must be sqlite:DIR"), "{text}");
             assert!(!refused(text).contains("hush"), "{text}");
         }
-    }
-
-    #[test]
-    fn secrets_are_not_shown() {
-        let secret = Secret::new("correct horse battery staple".as_bytes());
-        assert_eq!(format!("{secret:?}"), HIDDEN);
-        assert_eq!(serde_json::to_string(&secret).expect("serialises"), format!("{HIDDEN:?}"));
-        let error = serde_json::from_str::<Secret>("12345678901").expect_err("not a string").to_string();
-        assert!(!error.contains("12345678901"), "{error}");
     }
 }

@@ -10,9 +10,8 @@ use conch_store::{Batch, ClaimOutcome, ClaimRequest, DueChange, LeaseStore, LogS
 
 use super::*;
 use crate::config::Config;
-use crate::metrics::Metrics;
-use crate::node::{OwnerLimits, Validity};
 use crate::runtime;
+use crate::testing;
 
 #[derive(Default)]
 struct Writes(AtomicUsize);
@@ -85,18 +84,7 @@ async fn a_thousand_moves_are_a_few_writes_and_the_furthest_wins() {
     let conversation = written(&store, &config).await;
     let writes = Arc::new(Writes::default());
     let faulty = FaultyStore::new(Arc::new(store), Arc::clone(&writes) as Arc<dyn FaultPlan>, Arc::new(|_| {}));
-    let seams = runtime::seams();
-    let node = Arc::new(Node {
-        me: seams.incarnation(),
-        name: config.node.clone(),
-        region: config.region.clone(),
-        store: Arc::new(faulty),
-        seams,
-        timing: config.lease.timing(),
-        validity: Validity::default(),
-        limits: OwnerLimits::default(),
-        metrics: Arc::new(Metrics::new()),
-    });
+    let node = testing::node(&config, Arc::new(faulty));
     let cursors = Cursors::start(node);
 
     let (alice, bob) = (sub("alice"), sub("bob"));

@@ -18,9 +18,6 @@ use crate::auth::origin::Page;
 use crate::auth::secret::Mode;
 use crate::auth::token::Mint;
 
-/// How long a development token is good for.
-const TOKEN_HOURS: i64 = 12;
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LoginRequest {
@@ -48,7 +45,7 @@ pub(super) async fn login(
     }
     let sub = subject_of(&name)?;
     let now = gateway.node().seams.clock.wall();
-    let expires_at = Timestamp(now.0 + TOKEN_HOURS * 3_600_000);
+    let expires_at = Timestamp(now.0.saturating_add_unsigned(gateway.shared.token_ttl_ms));
     let everything = Grant {
         conversations: "*".parse().map_err(|_| Refusal::new(Code::InvalidRequest, "the pattern * is not valid"))?,
         can: Permission::ALL.to_vec(),

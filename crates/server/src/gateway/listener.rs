@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use conch_core::refusal::{Code, Refusal};
+use conch_core::refusal::{Code, Refusal, Retry};
 use http::{HeaderValue, Method, StatusCode, header};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -140,7 +140,7 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
         Ok(Page::Foreign) if method == Method::OPTIONS => preflight(&request),
         Ok(page) => {
             request.extensions_mut().insert(page);
-            let mut response = next.run(request).await;
+            let mut response = answered_in_time(&gateway, request, next).await;
             if page == Page::Foreign {
                 allow_origin(&mut response, origin);
             }
@@ -155,6 +155,19 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
     }
     gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);
     response
+}
+
+/// The handler's answer, or the refusal of one that took too long, be it that its body trickled in or that the store hangs.
+async fn answered_in_time(gateway: &Gateway, request: Request, next: Next) -> Response {
+    let limit_ms = gateway.limits().request_timeout_ms;
+    if let Ok(response) = tokio::time::timeout(Duration::from_millis(limit_ms), next.run(request)).await {
+        return response;
+    }
+    gateway.node().metrics.limit_hit(crate::metrics::Queue::RequestTime);
+    let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+    let detail =
+        format!("the request was not answered within {limit_ms} ms; what it asked for may happen all the same");
+    HttpError(Refusal::retry(Code::ConversationUnavailable, detail, retry)).into_response()
 }
 
 fn checked(gateway: &Gateway, request: &Request) -> Result<Page, Refusal> {

@@ -20,6 +20,8 @@ mod socket;
 mod streams;
 
 #[cfg(test)]
+mod limits_tests;
+#[cfg(test)]
 mod openapi_tests;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,6 +68,11 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/dev/login", &["POST"]),
 ];
 
+/// The shortest window over which clients spread their return, in milliseconds.
+const RECONNECT_LEAST_MS: u64 = 500;
+/// What each connected client adds to it, in milliseconds: a hundred a second come back.
+const RECONNECT_SPREAD_MS: u64 = 10;
+
 /// What a gateway is made of.
 pub struct Components {
     /// The node.
@@ -92,6 +99,8 @@ pub struct Components {
     pub rate: Rate,
     /// The window over which clients spread their return, in milliseconds.
     pub reconnect_jitter_ms: u64,
+    /// How long a token of the development login is good, in milliseconds.
+    pub token_ttl_ms: u64,
 }
 
 /// See the module's description. Cheap to clone.
@@ -116,6 +125,7 @@ struct Shared {
     reconnect_jitter_ms: u64,
     /// HTTP connections, until they become sockets.
     connections: Arc<AtomicUsize>,
+    token_ttl_ms: u64,
     sockets: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
     shutdown: watch::Sender<Phase>,
@@ -186,6 +196,7 @@ impl Gateway {
             limits,
             rate,
             reconnect_jitter_ms,
+            token_ttl_ms,
         } = parts;
         let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
         let shared = Shared {
@@ -203,6 +214,7 @@ impl Gateway {
             rates: Mutex::new(rates),
             reconnect_jitter_ms,
             connections: Arc::default(),
+            token_ttl_ms,
             sockets: Arc::default(),
             streams: Arc::default(),
             shutdown: watch::Sender::new(Phase::Serving),
@@ -230,8 +242,13 @@ impl Gateway {
         &self.shared.limits
     }
 
+    /// The window over which clients spread their return, in milliseconds: it grows with their number, up to the configured
+    /// one, so that a few people who chat do not wait half a minute for a node that is back in a second.
     pub(crate) fn reconnect_jitter_ms(&self) -> u64 {
-        self.shared.reconnect_jitter_ms
+        let Shared { sockets, streams, .. } = &*self.shared;
+        let connected = sockets.load(Ordering::Relaxed) + streams.load(Ordering::Relaxed);
+        let spread = connected as u64 * RECONNECT_SPREAD_MS;
+        self.shared.reconnect_jitter_ms.min(RECONNECT_LEAST_MS + spread)
     }
 
     pub(crate) fn shutdown(&self) -> Shutdown {

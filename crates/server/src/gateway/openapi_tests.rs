@@ -2,23 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use axum::extract::ConnectInfo;
 use conch_core::conversation::ConversationKind;
 use conch_core::record::RecordKind;
 use conch_core::refusal::Code;
-use conch_store::memory::MemoryStore;
 use http::{Method, Request, StatusCode, header};
 use serde_json::Value;
 use tower::ServiceExt;
 
 use super::*;
 use crate::config::Config;
-use crate::hub::HubLimits;
-use crate::metrics::Metrics;
-use crate::node::{OwnerLimits, Validity};
-use crate::runtime;
+use crate::testing;
 
 fn document() -> Value {
     serde_json::from_str(include_str!("openapi.json")).expect("the document is JSON")
@@ -62,40 +57,9 @@ async fn answer(gateway: &Gateway, method: &Method, path: &str) -> StatusCode {
     gateway.service().oneshot(request).await.expect("infallible").status()
 }
 
-fn gateway() -> Gateway {
-    let config = Config::default();
-    let node = Arc::new(Node {
-        me: runtime::seams().incarnation(),
-        name: config.node.clone(),
-        region: config.region.clone(),
-        store: Arc::new(MemoryStore::new("test", Arc::new(|| 0))),
-        seams: runtime::seams(),
-        timing: config.lease.timing(),
-        validity: Validity::default(),
-        limits: OwnerLimits::default(),
-        metrics: Arc::new(Metrics::new()),
-    });
-    let agents = Arc::new(Agents::default());
-    let router = Router::start(Arc::clone(&node), Arc::clone(&agents), Arc::new(|_, _| {}));
-    Gateway::new(Components {
-        hubs: Hubs::new(Arc::clone(&node), router.clone(), HubLimits::default()),
-        people: People::new(Arc::clone(&node)),
-        cursors: crate::cursors::Cursors::start(Arc::clone(&node)),
-        router,
-        agents,
-        key: TokenKey::new(&crate::config::Secret::new(vec![7; 32])).expect("long enough"),
-        mode: Mode::Development,
-        origins: OriginPolicy { mode: Mode::Development, allowed: Vec::new() },
-        limits: config.limits.clone(),
-        rate: config.rate.clone(),
-        reconnect_jitter_ms: 0,
-        node,
-    })
-}
-
 #[tokio::test]
 async fn the_router_takes_exactly_the_routes() {
-    let gateway = gateway();
+    let gateway = testing::gateway(&Config::default());
     let routed = routed();
     for (path, _) in ROUTES {
         for method in methods() {

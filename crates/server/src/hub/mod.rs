@@ -21,6 +21,7 @@ use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
+use crate::metrics::Queue;
 use crate::node::Node;
 use crate::router::Router;
 use sink::Sink;
@@ -28,6 +29,8 @@ use sink::Sink;
 /// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
 #[derive(Debug, Clone, Copy)]
 pub struct HubLimits {
+    /// Sessions at once, over all hubs.
+    pub sessions: usize,
     /// Newest records kept in memory, per hub.
     pub ring_records: usize,
     /// Bytes kept in memory, per hub.
@@ -53,6 +56,7 @@ pub struct HubLimits {
 impl Default for HubLimits {
     fn default() -> Self {
         Self {
+            sessions: 65_536,
             ring_records: 1_024,
             ring_bytes: 2 * 1024 * 1024,
             commands: 1_024,
@@ -143,7 +147,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.hub.leavers.leave(self.id);
-        if let Some(entry) = self.hubs.table().hubs.get_mut(&self.conversation.key)
+        let mut table = self.hubs.table();
+        table.sessions -= 1;
+        if let Some(entry) = table.hubs.get_mut(&self.conversation.key)
             && entry.hub.commands.same_channel(&self.hub.commands)
         {
             entry.sessions -= 1;
@@ -175,6 +181,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Table {
     hubs: BTreeMap<ConvKey, Entry>,
+    /// Over all hubs.
+    sessions: usize,
     next_session: u64,
 }
 
@@ -199,9 +207,10 @@ impl Hubs {
     /// Joins a conversation. The sink has been told [`Sink::joined`] when this returns, and frames may follow at once.
     ///
     /// # Errors
-    /// `not_found`, or a refusal with a directive when the owner is not reached in time.
+    /// `not_found`, or a refusal with a directive when the owner is not reached in time or the gateway has its limit of
+    /// sessions.
     pub async fn join(&self, conversation: &ConvRef, join: Join) -> Result<Session, Refusal> {
-        let session = self.enter(conversation);
+        let session = self.enter(conversation)?;
         let id = session.id;
         let (answer, joined) = oneshot::channel();
         if session.hub.commands.send(Command::Join { id, join, answer }).await.is_err() {
@@ -215,8 +224,15 @@ impl Hubs {
     }
 
     /// A session of the conversation's hub, which is started if there is none.
-    fn enter(&self, conversation: &ConvRef) -> Session {
+    fn enter(&self, conversation: &ConvRef) -> Result<Session, Refusal> {
         let mut table = self.table();
+        let limit = self.shared.limits.sessions;
+        if table.sessions >= limit {
+            self.shared.node.metrics.limit_hit(Queue::Sessions);
+            let detail = format!("the node has its limit of {limit} sessions");
+            return Err(Refusal::retry(Code::Overloaded, detail, Retry { after_ms: 1_000, budget_ms: 120_000 }));
+        }
+        table.sessions += 1;
         table.next_session += 1;
         let id = SessionId(table.next_session);
         let entry = table.hubs.entry(conversation.key).or_insert_with(|| {
@@ -226,7 +242,7 @@ impl Hubs {
         entry.sessions += 1;
         let hub = entry.hub.clone();
         self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
-        Session { id, conversation: conversation.clone(), hub, hubs: self.clone() }
+        Ok(Session { id, conversation: conversation.clone(), hub, hubs: self.clone() })
     }
 
     /// Takes a hub out of the table if nobody is in it or on the way in; called by the hub, which then ends.
@@ -269,4 +285,36 @@ impl Hubs {
 
 fn unavailable() -> Refusal {
     Refusal::retry(Code::ConversationUnavailable, "the conversation's hub is restarting", Retry::SOON)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::testing;
+
+    fn conversation(id: &str) -> ConvRef {
+        id.parse::<conch_core::ids::ConversationId>().expect("valid").into()
+    }
+
+    #[tokio::test]
+    async fn sessions_are_bounded_over_all_hubs() {
+        let mut config = Config::default();
+        config.limits.sessions = 2;
+        let node = testing::node(&config, testing::empty_store());
+        let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+        let first = hubs.enter(&conversation("a")).expect("there is room");
+        let second = hubs.enter(&conversation("b")).expect("there is room");
+        let refusal = hubs.enter(&conversation("a")).err().expect("there is no room");
+        assert_eq!(refusal.code, Code::Overloaded);
+        assert_eq!(refusal.retry, Some(Retry { after_ms: 1_000, budget_ms: 120_000 }));
+        assert!(refusal.detail.contains("2 sessions"), "{refusal:?}");
+        let page = node.metrics.encode("").1;
+        assert!(page.contains("conch_limit_hits_total{queue=\"sessions\"} 1"), "{page}");
+        drop(first);
+        let third = hubs.enter(&conversation("a")).expect("there is room again");
+        assert_eq!(hubs.connected(&conversation("a")), Some(1));
+        drop((second, third));
+        assert_eq!(hubs.table().sessions, 0);
+    }
 }

@@ -28,7 +28,8 @@ async fn a_join_says_where_the_log_is_and_replays() {
     assert_eq!((&reply.join_ref, &reply.reference, reply.topic.as_str()), (&json!("j1"), &json!("r1"), TOPIC));
     let expected = json!({
         "head_seq": 5, "log": info["log"], "epoch": info["owner"]["epoch"], "catchup": "streaming",
-        "reconnect_jitter_ms": 30_000,
+        // 500 ms, and 10 for the one socket that is connected.
+        "reconnect_jitter_ms": 510,
     });
     assert_eq!(reply.response("ok"), &expected);
     let history = alice.get("/v1/conversations/c/messages?after=2").await.ok(200);

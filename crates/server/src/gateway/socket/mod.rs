@@ -105,7 +105,7 @@ fn handshake(headers: &HeaderMap) -> Result<HeaderValue, Refusal> {
 impl Gateway {
     /// The directive of a gateway that sheds: come back at a random moment of the jitter window.
     pub(super) fn reconnect_retry(&self) -> Retry {
-        let jitter = self.node().seams.jitter(std::time::Duration::from_millis(self.shared.reconnect_jitter_ms.max(1)));
+        let jitter = self.node().seams.jitter(std::time::Duration::from_millis(self.reconnect_jitter_ms().max(1)));
         let after_ms = u64::try_from(jitter.as_millis()).unwrap_or(u64::MAX).max(250);
         Retry { after_ms, budget_ms: 120_000 }
     }

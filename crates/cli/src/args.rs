@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Config(ServeArgs),
     /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
     Verify(StoreArgs),
+    /// Check a recorded history (JSON lines) against the invariants.
+    CheckHistory(CheckHistoryArgs),
     /// Measure.
     Bench(bench::BenchArgs),
 }
@@ -88,6 +90,12 @@ pub(crate) struct StoreArgs {
     /// Where the data and its development secret are [env: CONCH_STORE] [default: sqlite:./conch-data].
     #[arg(long, value_name = "sqlite:DIRECTORY")]
     pub(crate) store: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckHistoryArgs {
+    /// The history; `-` reads standard input.
+    pub(crate) file: PathBuf,
 }
 
 /// Which server, and as whom.

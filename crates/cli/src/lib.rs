@@ -50,6 +50,7 @@ fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Serve(args) => commands::serve::run(&args, output),
         Command::Config(args) => commands::config::run(&args, output),
         Command::Verify(args) => commands::verify::run(&args, output),
+        Command::CheckHistory(args) => commands::check_history::run(&args, output),
         Command::Token(args) => commands::token::run(&args, output),
         Command::Bench(args) => bench::run(&args, output),
         Command::Create(args) => block_on(commands::conversation::create(&args, output)),

@@ -198,6 +198,8 @@ pub struct Sequencer {
     epoch: Epoch,
     limits: SequencerLimits,
     last_seq: Seq,
+    /// The last record that was shown, as far as this reign knows: what `prev` of the next one says.
+    last_shown: Seq,
     next_seq: Seq,
     reserved_to: Seq,
     queue: VecDeque<Group>,
@@ -220,6 +222,7 @@ impl Sequencer {
             epoch: reign.epoch,
             limits,
             last_seq: reign.last_seq,
+            last_shown: reign.last_seq,
             next_seq: reign.first_seq,
             reserved_to: reign.reserved_to,
             queue: VecDeque::new(),
@@ -363,7 +366,6 @@ impl Sequencer {
             return self.end(&moved(), None, out);
         }
         let mut seq = flight.first;
-        let mut prev = self.last_seq;
         let mut duplicates = duplicates.iter().peekable();
         for group in flight.groups {
             let mut receipts = Vec::with_capacity(group.drafts.len());
@@ -377,8 +379,8 @@ impl Sequencer {
                 self.settle_key(key_of(&draft), original, out);
                 if duplicate.is_none() {
                     let record = Record::from_draft(self.conversation.id.clone(), seq, self.epoch, at, draft);
-                    out.push(Action::Publish { prev, record });
-                    prev = seq;
+                    out.push(Action::Publish { prev: self.last_shown, record });
+                    self.last_shown = seq;
                 }
                 seq = seq.next();
             }

@@ -3,6 +3,7 @@
 pub mod auth;
 pub mod cluster;
 pub mod config;
+pub mod cursors;
 pub mod frame;
 pub mod gateway;
 pub mod hub;

@@ -354,21 +354,36 @@ impl Router {
 
     /// Refuses whatever comes from now on, lets every owner finish what is under way and releases all leases.
     pub async fn shut_down(&self) {
-        let active: Vec<OwnerHandle> = {
-            let mut table = self.table();
-            table.closed = true;
-            let handles = table.entries.values().filter_map(|entry| match entry {
-                Entry::Active(handle) => Some(handle.clone()),
-                _ => None,
-            });
-            handles.collect()
-        };
-        for owner in active {
-            owner.release().await;
+        self.table().closed = true;
+        loop {
+            let (active, mut claiming) = self.unfinished();
+            if active.is_empty() && claiming.is_empty() {
+                break;
+            }
+            for owner in active {
+                owner.release().await;
+            }
+            for settled in &mut claiming {
+                // An error means that the claim was settled; its owner is found at the next look.
+                let _ = settled.changed().await;
+            }
         }
         for (tenure, _settled) in self.take_hibernating(|_| true) {
             self.release(&tenure).await;
         }
+    }
+
+    /// The owners that still run, and the claims that are under way.
+    fn unfinished(&self) -> (Vec<OwnerHandle>, Vec<watch::Receiver<()>>) {
+        let (mut active, mut claiming) = (Vec::new(), Vec::new());
+        for entry in self.table().entries.values() {
+            match entry {
+                Entry::Active(handle) if !handle.is_gone() => active.push(handle.clone()),
+                Entry::Claiming(settled) => claiming.push(settled.clone()),
+                Entry::Active(_) | Entry::Hibernating { .. } => {}
+            }
+        }
+        (active, claiming)
     }
 }
 

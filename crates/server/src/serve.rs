@@ -18,6 +18,7 @@ use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
 use crate::config::{Config, StoreUrl};
+use crate::cursors::Cursors;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
 use crate::metrics::Metrics;
@@ -131,6 +132,7 @@ pub async fn run(
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         router: router.clone(),
         people,
+        cursors: Cursors::start(Arc::clone(&node)),
         agents,
         key: TokenKey::new(&key.secret)?,
         mode: key.mode,

@@ -69,6 +69,14 @@ counters! {
     resyncs = "resyncs",
 }
 
+impl Coverage {
+    /// Calls of the store that did not end as they should.
+    #[must_use]
+    pub fn failed_calls(&self) -> u64 {
+        self.refused_calls + self.lost_answers + self.late_calls
+    }
+}
+
 /// Counters under way; clones are the same ones.
 #[derive(Clone)]
 pub struct Tally(Shared<Coverage>);

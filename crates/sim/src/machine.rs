@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::ids::NodeName;
+use conch_core::ids::{ConvRef, Incarnation, NodeName};
 use conch_core::lease::LeaseTiming;
 use conch_server::cluster::heartbeat::{self, LeaseState};
 use conch_server::cluster::membership;
@@ -14,8 +14,10 @@ use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::router::Router;
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
-use conch_store::Store;
 use conch_store::faulty::FaultyStore;
+use conch_store::{LogStore as _, Store};
+use futures_util::future::{Either, select};
+use tokio::sync::oneshot;
 
 use crate::coverage::Tally;
 use crate::dice::Dice;
@@ -50,6 +52,8 @@ pub enum Proof {
 /// A running node.
 #[derive(Clone)]
 pub struct Running {
+    /// Its incarnation.
+    pub me: Incarnation,
     /// Its process.
     pub process: Process,
     /// Its router.
@@ -73,6 +77,10 @@ pub struct Site {
     pub proof: Proof,
     /// What happened.
     pub tally: Tally,
+    /// The conversations.
+    pub conversations: Vec<ConvRef>,
+    /// What went wrong, in sentences.
+    pub complaints: Shared<Vec<String>>,
 }
 
 /// One machine; clones are the same one.
@@ -167,8 +175,9 @@ impl Machine {
         };
         let router = Router::start(node.clone(), Arc::new(agents()), Arc::new(|_, _| {}));
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
+        let me = node.me;
         process.spawn("membership", membership::run(node, router.clone()));
-        let running = Running { process: process.clone(), router, hubs, store };
+        let running = Running { me, process: process.clone(), router, hubs, store };
         self.serve(running);
         while lease.changed().await.is_ok() {
             if *lease.borrow() == LeaseState::Lost {
@@ -186,21 +195,42 @@ impl Machine {
         }
     }
 
-    /// Lets the node finish what is under way and release what it owns, within `patience`; then ends the process.
+    /// Lets the node finish what is under way, release what it owns and take its row away, within `patience`; then ends
+    /// the process.
     pub async fn shut_down(&self, patience: Duration) {
         let Some(running) = self.running() else { return };
         lock(&self.state).running = None;
-        let (done, finished) = tokio::sync::oneshot::channel();
-        let router = running.router.clone();
-        running.process.spawn("shut down", async move {
+        let before = self.site.tally.coverage();
+        let (done, finished) = oneshot::channel();
+        let Running { me, process, router, store, .. } = running;
+        process.spawn("shut down", async move {
             router.shut_down().await;
+            // A row that stays runs out.
+            drop(store.deregister(me).await);
             let _ = done.send(());
         });
         let patience = self.site.executor.world().sleep(patience);
-        let ended = futures_util::future::select(finished, patience).await;
-        drop(ended);
+        let in_order = matches!(select(finished, patience).await, Either::Left((Ok(()), _)));
+        let was_alive = process.is_alive();
         self.site.tally.count(|coverage| coverage.shut_downs += 1);
-        running.process.kill();
+        process.kill();
+        let after = self.site.tally.coverage();
+        let undisturbed = after.failed_calls() == before.failed_calls() && after.late_calls == 0;
+        if in_order && was_alive && undisturbed {
+            self.complain_about_what_it_keeps(me).await;
+        }
+    }
+
+    /// What a node that is gone still owns must be free to be taken at once.
+    async fn complain_about_what_it_keeps(&self, me: Incarnation) {
+        for conversation in &self.site.conversations {
+            let info = self.site.recorder.conversation(conversation).await;
+            let head = info.expect("the memory store does not fail by itself").and_then(|info| info.head);
+            if head.is_some_and(|head| head.owner == Some(me) && head.owner_node.is_some()) {
+                let complaint = format!("{} is still kept by {} after its shut-down", conversation.id, self.name);
+                lock(&self.site.complaints).push(complaint);
+            }
+        }
     }
 }
 

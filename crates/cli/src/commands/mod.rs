@@ -1,5 +1,6 @@
 //! The commands, one module each; every one is `run(arguments, output)`.
 
+pub(crate) mod check_history;
 pub(crate) mod config;
 pub(crate) mod conversation;
 pub(crate) mod history;

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -110,9 +111,13 @@ impl Home {
 
     /// Starts a node that must refuse, and waits for its end.
     pub(crate) fn start_refused(&self) -> Done {
-        let mut child = self.serve().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
-        let (mut stdout, mut stderr) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
-        let code = wait(&mut child).code().expect("it was not killed");
+        let mut serve = self.serve();
+        let child = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        // Held as a node, so that one which does start is killed when the test fails.
+        let mut node = Node { child, operations: self.operations.clone() };
+        let (mut stdout, mut stderr) =
+            (node.child.stdout.take().expect("piped"), node.child.stderr.take().expect("piped"));
+        let code = wait(&mut node.child).code().expect("it was not killed");
         let mut done = Done { code, stdout: String::new(), stderr: String::new() };
         stdout.read_to_string(&mut done.stdout).expect("UTF-8");
         stderr.read_to_string(&mut done.stderr).expect("UTF-8");
@@ -255,9 +260,18 @@ impl Drop for Running {
     }
 }
 
+/// A loopback address below the ports that the kernel hands out to clients: a client that tries again while its server is
+/// away could otherwise be given the server's own port, connect to itself, and keep the server from coming back.
 fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("it is bound").to_string()
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 20_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let free = || {
+        let offset = (std::process::id().wrapping_mul(97) % COUNT + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        let address = format!("127.0.0.1:{}", FIRST + offset);
+        TcpListener::bind(&address).is_ok().then_some(address)
+    };
+    until("a free port", free)
 }
 
 /// The whole log of a conversation, page by page.

@@ -1,9 +1,9 @@
 //! Holds a history against the invariants 1 to 8 and 11.
 //!
-//! Linear in the history's length (hash look-ups, and one binary search for each `joined`, `caught_up` and `resync`).
+//! Reads the history once; each event costs a look-up or two in an ordered map, so n events cost O(n log n).
 //! What can be judged at once is; what needs the final log waits for [`Checker::finish`].
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use super::Event;
 use crate::ids::{ClientMsgId, ConversationId, Epoch, Seq, Subject};
@@ -67,12 +67,12 @@ struct Conversation {
     /// The highest acked seq so far.
     acked: Seq,
     /// Every seq that anybody was told of: whose it is.
-    given: HashMap<Seq, (Identity, Epoch)>,
-    committed: HashMap<Seq, Epoch>,
+    given: BTreeMap<Seq, (Identity, Epoch)>,
+    committed: BTreeMap<Seq, Epoch>,
     /// What was told before it was committed; counts only if the history tells of commits at all.
     early: Vec<(Invariant, String)>,
     rows: Vec<Row>,
-    row_of: HashMap<Seq, usize>,
+    row_of: BTreeMap<Seq, usize>,
 }
 
 impl Conversation {
@@ -110,13 +110,13 @@ pub struct Checker {
     report: Report,
     last_t_us: u64,
     conversations: Vec<Conversation>,
-    conversation_of: HashMap<ConversationId, usize>,
+    conversation_of: BTreeMap<ConversationId, usize>,
     keys: Vec<Key>,
-    key_of: HashMap<(usize, Subject, ClientMsgId), usize>,
+    key_of: BTreeMap<(usize, Subject, ClientMsgId), usize>,
     observers: Vec<Observer>,
-    observer_of: HashMap<(String, usize), usize>,
-    told_cursors: HashMap<(String, Subject, usize), Seq>,
-    highest_cursors: HashMap<(Subject, usize), Seq>,
+    observer_of: BTreeMap<(String, usize), usize>,
+    told_cursors: BTreeMap<(String, Subject, usize), Seq>,
+    highest_cursors: BTreeMap<(Subject, usize), Seq>,
 }
 
 impl Checker {

@@ -2,8 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -63,7 +61,6 @@ impl Listener {
     /// Serves until the gateway shuts down; then stops accepting. Connections under way go on.
     pub async fn serve(self, gateway: Gateway) {
         let service = gateway.service();
-        let connections: Arc<AtomicUsize> = Arc::default();
         let mut shutdown = gateway.shutdown();
         loop {
             // Both branches are cancel safe.
@@ -81,7 +78,9 @@ impl Listener {
                 }
             };
             let metrics = &gateway.node().metrics;
-            let Some(slot) = Slot::take(&connections, gateway.limits().connections, &metrics.connections) else {
+            let Some(slot) =
+                Slot::take(&gateway.shared.connections, gateway.limits().connections, &metrics.connections)
+            else {
                 metrics.limit_hit(crate::metrics::Queue::Connections);
                 continue; // Dropped: the peer sees a reset and comes back.
             };

@@ -41,6 +41,7 @@ use crate::auth::origin::{OriginPolicy, Page};
 use crate::auth::secret::Mode;
 use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
+use crate::cursors::Cursors;
 use crate::hub::Hubs;
 use crate::metrics::Queue;
 use crate::node::Node;
@@ -75,6 +76,8 @@ pub struct Components {
     pub hubs: Hubs,
     /// The personal streams.
     pub people: People,
+    /// The read cursors.
+    pub cursors: Cursors,
     /// The agents that a session may have.
     pub agents: Arc<Agents>,
     /// The key of tokens.
@@ -102,6 +105,7 @@ struct Shared {
     router: Router,
     hubs: Hubs,
     people: People,
+    cursors: Cursors,
     agents: Arc<Agents>,
     key: TokenKey,
     mode: Mode,
@@ -110,6 +114,8 @@ struct Shared {
     rate: Rate,
     rates: Mutex<SenderLimits>,
     reconnect_jitter_ms: u64,
+    /// HTTP connections, until they become sockets.
+    connections: Arc<AtomicUsize>,
     sockets: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
     shutdown: watch::Sender<Phase>,
@@ -167,14 +173,27 @@ impl Gateway {
     /// Puts a gateway together.
     #[must_use]
     pub fn new(parts: Components) -> Self {
-        let Components { node, router, hubs, people, agents, key, mode, origins, limits, rate, reconnect_jitter_ms } =
-            parts;
+        let Components {
+            node,
+            router,
+            hubs,
+            people,
+            cursors,
+            agents,
+            key,
+            mode,
+            origins,
+            limits,
+            rate,
+            reconnect_jitter_ms,
+        } = parts;
         let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
         let shared = Shared {
             node,
             router,
             hubs,
             people,
+            cursors,
             agents,
             key,
             mode,
@@ -183,6 +202,7 @@ impl Gateway {
             rate,
             rates: Mutex::new(rates),
             reconnect_jitter_ms,
+            connections: Arc::default(),
             sockets: Arc::default(),
             streams: Arc::default(),
             shutdown: watch::Sender::new(Phase::Serving),
@@ -223,10 +243,10 @@ impl Gateway {
         self.shared.shutdown.send_replace(Phase::ShuttingDown);
     }
 
-    /// Completes when every socket and stream has ended, after [`Gateway::shut_down`].
+    /// Completes when every connection has ended, after [`Gateway::shut_down`]: answers under way are written first.
     pub async fn drained(&self) {
-        let shared = &self.shared;
-        while shared.sockets.load(Ordering::Relaxed) + shared.streams.load(Ordering::Relaxed) > 0 {
+        let Shared { connections, sockets, .. } = &*self.shared;
+        while connections.load(Ordering::Relaxed) + sockets.load(Ordering::Relaxed) > 0 {
             self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
         }
     }

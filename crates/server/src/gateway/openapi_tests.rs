@@ -80,6 +80,7 @@ fn gateway() -> Gateway {
     Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), HubLimits::default()),
         people: People::new(Arc::clone(&node)),
+        cursors: crate::cursors::Cursors::start(Arc::clone(&node)),
         router,
         agents,
         key: TokenKey::new(&crate::config::Secret::new(vec![7; 32])).expect("long enough"),

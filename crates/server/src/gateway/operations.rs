@@ -137,9 +137,7 @@ impl Gateway {
         conversation: &ConvRef,
         seq: u64,
     ) -> Result<String, Refusal> {
-        let store = &self.node().store;
-        let outcome = store.move_cursor(conversation, &principal.sub, Seq(seq)).await;
-        match outcome.map_err(IntoRefusal::into_refusal)? {
+        match self.shared.cursors.move_to(conversation, &principal.sub, Seq(seq)).await? {
             CursorOutcome::At(seq) => {
                 self.people().changed_for(conversation, &principal.sub);
                 Ok(format!(r#"{{"seq":{seq}}}"#))

@@ -1,3 +1,5 @@
+//! Tables on the executor: order, time, halts, and the same bytes for the same seed.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use conch_core::time::Monotonic;

@@ -1,4 +1,5 @@
 //! The simulation's tests, in one binary.
 
+mod scripted;
 mod seeds;
 mod sources;

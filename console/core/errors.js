@@ -1,0 +1,50 @@
+/**
+ * A refusal as the server words it: a stable `code`, a `detail` for people, and a directive where a retry can help.
+ *
+ * Invariant: `retry` is present only if the server sent one (or the network, not the server, failed);
+ * without it nothing may be retried.
+ * Deliberately does not: guess from an HTTP status whether a retry would help.
+ */
+export class Refusal extends Error {
+  constructor({ code, detail, retry = null, status = 0 }) {
+    super(detail || code);
+    this.name = 'Refusal';
+    this.code = code;
+    this.detail = detail || describe(code);
+    this.retry = parseDirective(retry);
+    this.status = status;
+  }
+}
+
+/** The connection was lost before an answer came: the outcome is unknown, so a repeat needs the same key. */
+export const disconnected = (detail = 'The connection was lost before the server answered.') =>
+  new Refusal({ code: 'disconnected', detail });
+
+/** The server did not answer in time: also an unknown outcome. */
+export const timedOut = () => new Refusal({ code: 'timeout', detail: 'The server did not answer in time.' });
+
+/** True if the request may or may not have been carried out. */
+export const isUnknownOutcome = (error) => error?.code === 'disconnected' || error?.code === 'timeout';
+
+/** A directive with both numbers valid, else null. */
+export function parseDirective(retry) {
+  if (!retry || !Number.isFinite(retry.after_ms)) return null;
+  const afterMs = Math.max(0, retry.after_ms);
+  const budgetMs = Number.isFinite(retry.budget_ms) ? Math.max(afterMs, retry.budget_ms) : afterMs;
+  return { after_ms: afterMs, budget_ms: budgetMs };
+}
+
+const WORDS = {
+  unauthenticated: 'The token is not valid, or no longer.',
+  forbidden: 'This token does not allow that.',
+  not_found: 'There is no such conversation.',
+  too_large: 'That is too large to send.',
+  rate_limited: 'Too many messages at once.',
+  conversation_unavailable: 'This conversation is not available just now.',
+  overloaded: 'The server has too much to do just now.',
+  store_unavailable: 'The server cannot reach its store just now.',
+  draining: 'The server is about to restart.',
+  idempotency_key_reused: 'Another message was already sent under the same key.',
+};
+
+const describe = (code) => WORDS[code] ?? `The server refused (${code}).`;

@@ -1,0 +1,63 @@
+/**
+ * The durable records of one conversation that this client holds, and the position it resumes from.
+ *
+ * Invariant: `records` ascends strictly by seq; a record at or below `position` is never applied again; `position` is a
+ * seq of `log` and only moves forward within it. Holes between seqs are normal and never waited for.
+ * Deliberately does not: talk to the server, nor keep live events (turns.js does).
+ */
+export class Timeline {
+  records = [];
+  /** The last seq known to be covered; null before the first page. */
+  position = null;
+  /** Which history `position` belongs to. */
+  log = null;
+  /** True if the server has older records than the first one here. */
+  hasOlder = false;
+
+  /** Starts over from the latest page: the first load, or after a resync. */
+  replace({ messages, head_seq: headSeq, log, more }) {
+    this.records = [...messages];
+    this.position = Math.max(headSeq, this.records.at(-1)?.seq ?? 0);
+    this.log = log;
+    this.hasOlder = Boolean(more);
+  }
+
+  /** Puts an older page in front. False if it belongs to another log: then only a resync helps. */
+  prepend({ messages, log, more }) {
+    if (log !== this.log) return false;
+    const first = this.records[0]?.seq ?? Infinity;
+    this.records = [...messages.filter((record) => record.seq < first), ...this.records];
+    this.hasOlder = Boolean(more);
+    return true;
+  }
+
+  /** Applies a live or caught-up record. False if it was here already. */
+  apply(record) {
+    if (record.seq <= (this.position ?? 0)) return false;
+    this.records.push(record);
+    this.position = record.seq;
+    return true;
+  }
+
+  /** Catch-up reached `seq`, whether or not a record carries that number. */
+  advance(seq) {
+    if (Number.isSafeInteger(seq) && seq > (this.position ?? 0)) this.position = seq;
+  }
+
+  /** What a join says: everything after this, please. */
+  joinParams() {
+    return this.position === null ? {} : { after: this.position, log: this.log };
+  }
+
+  /** Forgets the oldest records beyond `limit`; the server still has them. */
+  trim(limit) {
+    if (this.records.length <= limit) return false;
+    this.records = this.records.slice(-limit);
+    this.hasOlder = true;
+    return true;
+  }
+}
+
+/** A durable record carries a seq, a kind and the epoch it was written under; no live event does. */
+export const isRecord = (payload) =>
+  Number.isSafeInteger(payload?.seq) && typeof payload.kind === 'string' && payload.epoch !== undefined;

@@ -1,0 +1,60 @@
+/**
+ * The entry: decides between the door and the console.
+ *
+ * Invariant: exactly one of the two is on screen.
+ * Deliberately does not: anything else.
+ */
+import { startApp } from './app.js';
+import { Api } from './core/api.js';
+import { systemClock as clock } from './core/clock.js';
+import { Refusal } from './core/errors.js';
+import { Session } from './core/session.js';
+import { loginView } from './views/login.js';
+
+const root = document.getElementById('app');
+const session = new Session({ storage: sessionStorage, clock });
+const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token });
+
+async function enter(name) {
+  session.accept(await api.login(name), name);
+  showConsole();
+}
+
+async function paste(token) {
+  if (!session.paste(token)) throw new Refusal({ code: 'invalid_request', detail: 'This does not look like an access token.' });
+  try {
+    await api.conversations({ limit: 1 });
+  } catch (refusal) {
+    session.end();
+    throw refusal;
+  }
+  showConsole();
+}
+
+/** A development login can be had again; a pasted token cannot. */
+async function renew() {
+  const name = session.loginName;
+  if (name === null) throw new Refusal({ code: 'unauthenticated' });
+  try {
+    session.accept(await api.login(name), name);
+  } catch (refusal) {
+    throw refusal.status === 404 ? new Refusal({ code: 'unauthenticated' }) : refusal;
+  }
+}
+
+function showDoor(notice = null) {
+  const suggestion = session.loginName ?? '';
+  const expectsToken = session.isSignedIn && session.loginName === null;
+  session.end();
+  document.body.dataset.connection = 'signed_out';
+  const door = loginView({ enter, paste, notice, suggestion, expectsToken });
+  root.replaceChildren(door.element);
+  door.start();
+}
+
+function showConsole() {
+  startApp({ root, session, api, renew, onSignedOut: showDoor });
+}
+
+if (session.isSignedIn) showConsole();
+else showDoor();

@@ -1,0 +1,130 @@
+//! Who watches: joining, leaving, and telling everybody who is present.
+
+use super::*;
+
+impl Hub {
+    pub(super) async fn command(&mut self, command: Command) {
+        match command {
+            Command::Join { id, join, answer } => {
+                let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
+                let waiting = Waiting { id, join, answer, deadline };
+                match self.follow {
+                    Some(_) => self.join(waiting).await,
+                    None => self.waiting.push(waiting),
+                }
+            }
+            Command::Attach { id, position, answer } => drop(answer.send(self.attach(id, position))),
+            Command::Typing { sub, name } => self.live_event(&LiveEvent::Typing { sender: sub, name }),
+            Command::Presence { answer } => drop(answer.send(self.presence_json())),
+            Command::Expel { sub, reason } => self.expel(&sub, &reason),
+        }
+    }
+
+    pub(super) async fn join(&mut self, waiting: Waiting) {
+        let Waiting { id, join, answer, .. } = waiting;
+        if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
+            self.reach_the_head().await;
+        }
+        let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
+        let head = at.seq;
+        let other_log = join.log.as_ref().is_some_and(|log| log != at.address.log.as_str());
+        let asked = join.after.unwrap_or(head);
+        let void = join.after.is_some() && (other_log || asked > head || self.is_too_far_behind(asked).await);
+        let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
+        let catch_up = if void { CatchUp::Resync } else { CatchUp::Streaming };
+        let joined = Joined { head_seq: at.seq, log: at.address.log.clone(), epoch: at.epoch, catch_up };
+        join.sink.joined(&joined);
+        if answer.send(Ok(())).is_err() {
+            return; // The client went away while it waited.
+        }
+        let position = if void { at.seq } else { asked };
+        if void {
+            join.sink.push(&Arc::new(Frame::resync(&at.address, at.seq)));
+            self.shared.node.metrics.resyncs.inc();
+        }
+        let Join { sink, sub, name, .. } = join;
+        let watcher =
+            Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false, resync_due: false };
+        self.watchers.insert(id, watcher);
+        self.shared.node.metrics.sessions.inc();
+        self.show_presence_to(id, &sub, name);
+        match self.attach(id, position) {
+            Attach::Live | Attach::Gone => {}
+            Attach::ReadOn(position) | Attach::Wait(position) => self.catch_up(id, position),
+        }
+    }
+
+    /// A session that caught up from the store may have seen a record that this hub has not been sent yet.
+    async fn reach_the_head(&mut self) {
+        let conversation = self.conversation.clone();
+        let query = RangeQuery { conversation, direction: Direction::Latest, limit: 1, kinds: Vec::new() };
+        // When the store does not answer, the position is judged by what this hub knows.
+        if let Ok(Some(page)) = self.shared.node.store.range(&query).await {
+            self.fill_to(page.head_seq).await;
+        }
+    }
+
+    async fn is_too_far_behind(&mut self, after: Seq) -> bool {
+        if self.ring.covers(after) {
+            return false;
+        }
+        let limit = self.shared.limits.catch_up_records;
+        // When the store does not answer, catching up waits for it.
+        let count = self.shared.node.store.count_after(&self.conversation, after, limit + 1).await;
+        count.is_ok_and(|count| count > limit)
+    }
+
+    pub(super) fn remove_leavers(&mut self) {
+        for id in self.handle.leavers.take() {
+            self.waiting.retain(|waiting| waiting.id != id);
+            if self.watchers.remove(&id).is_some() {
+                self.shared.node.metrics.sessions.dec();
+                self.presence.leave(id.0);
+                self.presence_changed();
+            }
+        }
+        self.last_session = self.shared.node.seams.now();
+    }
+
+    pub(super) fn expel(&mut self, sub: &Subject, reason: &Refusal) {
+        for watcher in self.watchers.values().filter(|watcher| watcher.sub == *sub) {
+            watcher.sink.end(reason);
+        }
+    }
+
+    pub(super) fn show_presence_to(&mut self, id: SessionId, sub: &Subject, name: Option<Arc<str>>) {
+        self.presence.join(id.0, sub, name);
+        self.presence_changed();
+        let (Some(at), Some(watcher)) = (&self.at, self.watchers.get(&id)) else { return };
+        let greeting = self.presence.greeting();
+        watcher.sink.push(&Arc::new(announcement(&at.address, &greeting)));
+    }
+
+    pub(super) fn presence_changed(&mut self) {
+        if self.presence_due.is_none() {
+            self.presence_due = Some(self.shared.node.seams.sleep(PRESENCE_WINDOW));
+        }
+    }
+
+    /// Who is here, or how many, as `GET …/presence` answers.
+    pub(super) fn presence_json(&mut self) -> String {
+        let count = self.presence.count();
+        match self.presence.mode() {
+            Mode::Full => format!(r#"{{"count":{count},"present":{}}}"#, self.presence.state_json()),
+            Mode::Count => format!(r#"{{"count":{count},"present":null}}"#),
+        }
+    }
+
+    pub(super) fn show_presence(&mut self) {
+        self.presence_due = None;
+        let Some(at) = &self.at else { return };
+        if let Some(change) = self.presence.flush(self.shared.node.seams.now()) {
+            let frame = Arc::new(announcement(&at.address, &change));
+            self.deliver(&frame, None);
+        }
+    }
+}
+
+fn announcement(address: &Address, announcement: &Announcement) -> Frame {
+    Frame::live(address, announcement.event(), announcement.payload().to_owned())
+}

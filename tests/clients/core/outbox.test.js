@@ -1,0 +1,135 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { Outbox } from '../../../console/core/outbox.js';
+import { Refusal, disconnected, timedOut } from '../../../console/core/errors.js';
+import { FakeClock, counter, fakeStorage, never, settle } from './fakes.js';
+
+/** `answers`: what each send does in turn; the last one repeats. */
+function outboxWith(answers, more = {}) {
+  const clock = new FakeClock();
+  const sent = [];
+  const send = async (id, body) => {
+    sent.push([id, body.text]);
+    const answer = answers[Math.min(sent.length, answers.length) - 1];
+    if (answer instanceof Error) throw answer;
+    return answer;
+  };
+  const outbox = new Outbox({ send, clock, random: never, newId: counter('k'), ...more });
+  return { outbox, clock, sent, states: () => outbox.entries.map(({ state }) => state) };
+}
+const refusal = (code, retry) => new Refusal({ code, detail: `because ${code}`, retry });
+
+test('sends once online, in order, one at a time', async () => {
+  const { outbox, sent, states } = outboxWith([{ seq: 1 }, { seq: 2 }]);
+  outbox.add({ text: 'a' });
+  outbox.add({ text: 'b' });
+  await settle();
+  assert.deepEqual(sent, []);
+  outbox.online();
+  assert.deepEqual(sent, [['k1', 'a']]);
+  await settle();
+  assert.deepEqual(sent, [['k1', 'a'], ['k2', 'b']]);
+  assert.deepEqual(states(), ['acked', 'acked']);
+  outbox.settle('k1');
+  outbox.settleThrough(2);
+  assert.deepEqual(outbox.entries, []);
+});
+
+test('an unknown outcome is repeated under the same key', async () => {
+  for (const [name, lost] of [['lost', disconnected()], ['timed out', timedOut()]]) {
+    const { outbox, sent } = outboxWith([lost, { seq: 7, duplicate: true }]);
+    outbox.online();
+    outbox.add({ text: 'a' });
+    await settle();
+    outbox.online();
+    await settle();
+    assert.deepEqual(sent, [['k1', 'a'], ['k1', 'a']], name);
+  }
+});
+
+test('a loss does not spin: nothing leaves before the next join', async () => {
+  const { outbox, sent, clock } = outboxWith([disconnected()]);
+  outbox.online();
+  outbox.add({ text: 'a' });
+  await clock.advance(60_000);
+  assert.equal(sent.length, 1);
+});
+
+test('a directive is obeyed inside its budget, then it is said and can be tried again', async () => {
+  const { outbox, sent, clock, states } = outboxWith([refusal('rate_limited', { after_ms: 400, budget_ms: 1_000 })]);
+  outbox.online();
+  outbox.add({ text: 'a' });
+  await settle();
+  assert.deepEqual(states(), ['waiting']);
+  await clock.advance(399);
+  assert.equal(sent.length, 1);
+  await clock.advance(1);
+  assert.equal(sent.length, 2);
+  await clock.advance(10_000);
+  assert.equal(sent.length, 3);
+  assert.deepEqual(states(), ['failed']);
+  assert.equal(outbox.entries[0].error.detail, 'because rate_limited');
+  outbox.retry('k1');
+  await settle();
+  assert.equal(sent.length, 4);
+  assert.deepEqual(new Set(sent.map(([id]) => id)), new Set(['k1']));
+});
+
+test('others wait behind a delayed entry, and pass a failed one', async () => {
+  const { outbox, sent, clock } = outboxWith([refusal('overloaded', { after_ms: 100, budget_ms: 5_000 }), refusal('too_large'), { seq: 3 }]);
+  outbox.online();
+  outbox.add({ text: 'a' });
+  outbox.add({ text: 'b' });
+  await settle();
+  assert.deepEqual(sent.map(([id]) => id), ['k1']);
+  await clock.advance(100);
+  assert.deepEqual(sent.map(([id]) => id), ['k1', 'k1', 'k2']);
+  assert.equal(outbox.entries[0].state, 'failed');
+});
+
+test('without a directive there is no retry, only discard', async () => {
+  const { outbox, sent, clock } = outboxWith([refusal('forbidden')]);
+  outbox.online();
+  outbox.add({ text: 'a' });
+  await clock.advance(60_000);
+  outbox.retry('k1');
+  await settle();
+  assert.equal(sent.length, 1);
+  assert.deepEqual(outbox.discard('k1'), { text: 'a' });
+  assert.deepEqual(outbox.entries, []);
+});
+
+test('is slow after three seconds without an answer', async () => {
+  const { outbox, clock } = outboxWith([{ seq: 1 }]);
+  outbox.add({ text: 'a' });
+  await clock.advance(2_999);
+  assert.equal(outbox.entries[0].slow, false);
+  await clock.advance(1);
+  assert.equal(outbox.entries[0].slow, true);
+});
+
+test('entries survive a reload with their keys', async () => {
+  const storage = fakeStorage();
+  const first = outboxWith([disconnected()], { storage });
+  first.outbox.online();
+  first.outbox.add({ text: 'a' });
+  await settle();
+  const second = outboxWith([{ seq: 1 }], { storage });
+  second.outbox.online();
+  await settle();
+  assert.deepEqual(second.sent, [['k1', 'a']]);
+  second.outbox.settle('k1');
+  assert.equal(storage.items.size, 0);
+});
+
+test('a damaged storage is an empty outbox', () => {
+  const storage = fakeStorage();
+  storage.setItem('outbox', '{');
+  assert.deepEqual(outboxWith([], { storage }).outbox.entries, []);
+});
+
+test('holds a hundred at most', () => {
+  const { outbox } = outboxWith([]);
+  for (let count = 0; count < 100; count += 1) assert.equal(outbox.add({ text: 'x' }), true);
+  assert.equal(outbox.add({ text: 'x' }), false);
+});

@@ -1,0 +1,103 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { Turns, turnOf } from '../../../console/core/turns.js';
+import { message } from './fakes.js';
+
+const record = (seq, kind, body, more = {}) => ({ seq, kind, conversation: 'c', sender: '@x', at: '2026-11-30T10:00:00.000Z', epoch: 1, turn: 5, body, ...more });
+const delta = (offset, text, more = {}) => ({ turn: 5, step: 'm1', epoch: 1, attempt: 1, offset, text, ...more });
+const streamed = (turns, step = 'm1') => turns.get(5).steps.find((known) => known.step === step)?.text;
+
+test('deltas apply only where they fit', () => {
+  const cases = [
+    ['in order', [delta(0, 'Hel'), delta(3, 'lo')], 'Hello'],
+    ['twice the same', [delta(0, 'Hel'), delta(0, 'Hel'), delta(3, 'lo')], 'Hello'],
+    ['a gap waits', [delta(0, 'Hel'), delta(5, '!!')], 'Hel'],
+    ['beginning missed', [delta(3, 'lo')], undefined],
+    ['offsets count UTF-16 units', [delta(0, 'a🐚'), delta(3, 'b')], 'a🐚b'],
+    ['offsets are not code points', [delta(0, 'a🐚'), delta(2, 'b')], 'a🐚'],
+    ['a later attempt starts over', [delta(0, 'old'), delta(0, 'new', { attempt: 2 })], 'new'],
+    ['a later attempt in its middle waits', [delta(0, 'old'), delta(2, 'w', { attempt: 2 })], 'old'],
+    ['an earlier attempt is ignored', [delta(0, 'new', { attempt: 2 }), delta(3, 'old')], 'new'],
+    ['an earlier epoch is ignored, whatever its attempt', [delta(0, 'new', { epoch: 2 }), delta(3, 'x', { attempt: 9 })], 'new'],
+  ];
+  for (const [name, deltas, expected] of cases) {
+    const turns = new Turns();
+    turns.record(record(6, 'turn.started', { agent: 'demo' }));
+    for (const payload of deltas) turns.live('delta', payload);
+    assert.equal(streamed(turns), expected, name);
+  }
+});
+
+test('live() says whether anything has changed', () => {
+  const turns = new Turns();
+  assert.equal(turns.live('delta', delta(0, 'a')), 5);
+  assert.equal(turns.live('delta', delta(0, 'a')), null);
+  assert.equal(turns.live('unknown', delta(1, 'b')), null);
+});
+
+test('a snapshot replaces, also after a gap; a stale one does not', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.live('delta', delta(0, 'Hel'));
+  turns.live('turn.snapshot', delta(9, 'Hello wor', { attempt: 2 }));
+  turns.live('delta', delta(9, 'ld', { attempt: 2 }));
+  assert.equal(streamed(turns), 'Hello world');
+  turns.live('turn.snapshot', delta(3, 'old', { attempt: 1 }));
+  assert.equal(streamed(turns), 'Hello world');
+});
+
+test('a reset retracts the text; the old attempt cannot come back', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.live('delta', delta(0, 'half a'));
+  turns.live('turn.resumed', { turn: 5, epoch: 2 });
+  assert.equal(streamed(turns), 'half a');
+  turns.live('step.reset', { turn: 5, step: 'm1', epoch: 2, attempt: 2 });
+  assert.equal(streamed(turns), '');
+  turns.live('delta', delta(6, 'n answer'));
+  assert.equal(streamed(turns), '');
+  turns.live('delta', delta(0, 'whole', { epoch: 2, attempt: 2 }));
+  assert.equal(streamed(turns), 'whole');
+});
+
+test('a completed step and an end win over what streams', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.live('delta', delta(0, 'Let me'));
+  turns.record(record(7, 'step.completed', { step: 'm1', type: 'model', output: { text: 'Let me look.' } }));
+  assert.equal(turns.live('delta', delta(6, ' look')), null);
+  assert.deepEqual(turns.get(5).steps.map(({ step, text, done }) => [step, text, done]), [['m1', 'Let me look.', true]]);
+  turns.record(record(8, 'step.completed', { step: 'm1.t0', type: 'tool', name: 'lookup', input: { q: 1 }, output: 2 }));
+  turns.live('delta', delta(0, 'It is', { step: 'm2' }));
+  assert.deepEqual(turns.get(5).steps.map(({ step }) => step), ['m1', 'm1.t0', 'm2']);
+  turns.record(message(9, 'It is 2.', { sender: '@agent:demo', turn: 5 }));
+  turns.record(record(10, 'turn.completed', {}));
+  const turn = turns.get(5);
+  assert.equal(turn.state, 'completed');
+  assert.equal(turn.answer.body.text, 'It is 2.');
+  assert.deepEqual(turn.steps.map(({ step }) => step), ['m1', 'm1.t0']);
+  assert.equal(turns.live('delta', delta(5, ' late', { step: 'm2' })), null);
+});
+
+test('records of one turn may come in any order', () => {
+  const turns = new Turns();
+  turns.record(record(10, 'turn.failed', { reason: 'owner_lost' }));
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  const { state, reason, agent } = turns.get(5);
+  assert.deepEqual({ state, reason, agent }, { state: 'failed', reason: 'owner_lost', agent: 'demo' });
+});
+
+test('the input of a turn is a message like any other', () => {
+  assert.equal(turnOf(message(5, 'question')), null);
+  assert.equal(turnOf(message(5, 'question', { turn: 5 })), null);
+  assert.equal(turnOf(message(9, 'answer', { sender: '@agent:demo', turn: 5 })), 5);
+  assert.equal(turnOf(record(6, 'turn.started', {})), 5);
+});
+
+test('a turn whose start is not loaded is listed while it streams', () => {
+  const turns = new Turns();
+  turns.live('turn.snapshot', delta(3, 'abc'));
+  assert.deepEqual(turns.liveOnly(new Set()).map(({ id }) => id), [5]);
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  assert.deepEqual(turns.liveOnly(new Set()), []);
+});

@@ -335,15 +335,18 @@ async fn join_task(
     reference: Option<Arc<str>>,
     payload: JoinPayload,
 ) {
+    let sink = ChannelSink {
+        outbox: Arc::clone(&channel.outbox),
+        channel: Arc::downgrade(&channel),
+        reference: reference.clone(),
+        reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
+        sending: Sending::Allowed,
+    };
     let result = match &channel.conversation {
-        Some(conversation) => {
-            let joining = Joining { channel: &channel, reference: reference.clone(), payload };
-            join_conversation(&gateway, &principal, conversation, joining).await
-        }
+        Some(conversation) => join_conversation(&gateway, &principal, conversation, sink, payload).await,
         None => {
             channel.reply(reference.as_deref(), Status::Ok, "{}");
-            let sink = sink(&gateway, &channel, reference.clone(), Sending::Allowed);
-            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), sink)), Sending::Allowed))
+            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), Arc::new(sink))), Sending::Allowed))
         }
     };
     match result {
@@ -365,37 +368,20 @@ async fn join_task(
     }
 }
 
-fn sink(gateway: &Gateway, channel: &Arc<Channel>, reference: Option<Arc<str>>, sending: Sending) -> Arc<ChannelSink> {
-    Arc::new(ChannelSink {
-        outbox: Arc::clone(&channel.outbox),
-        channel: Arc::downgrade(channel),
-        reference,
-        reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
-        sending,
-    })
-}
-
-/// A join of a conversation under way.
-struct Joining<'a> {
-    channel: &'a Arc<Channel>,
-    reference: Option<Arc<str>>,
-    payload: JoinPayload,
-}
-
 async fn join_conversation(
     gateway: &Gateway,
     principal: &Principal,
     conversation: &conch_core::ids::ConvRef,
-    joining: Joining<'_>,
+    sink: ChannelSink,
+    payload: JoinPayload,
 ) -> Result<(Membership, Sending), Refusal> {
     gateway.require(principal, Permission::Read, conversation).await?;
     let sending = match gateway.require(principal, Permission::Send, conversation).await {
         Ok(()) => Sending::Allowed,
         Err(refusal) => Sending::Refused(refusal),
     };
-    let Joining { channel, reference, payload } = joining;
     let join = Join {
-        sink: sink(gateway, channel, reference, sending.clone()),
+        sink: Arc::new(ChannelSink { sending: sending.clone(), ..sink }),
         sub: principal.sub.clone(),
         name: principal.name.as_deref().map(Into::into),
         after: payload.after.map(conch_core::ids::Seq),

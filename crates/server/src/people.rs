@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use conch_core::ids::{ConvKey, ConvRef, ConversationId, LogId, Subject};
 use conch_core::time::Timestamp;
-use conch_store::{Summary, UNREAD_CAP};
+use conch_store::{Summary, SummaryPage, UNREAD_CAP};
 use serde::Serialize;
 use tokio::sync::Notify;
 
@@ -266,28 +266,43 @@ impl Stream {
         if self.inbox.changes().closed { Err(Ended) } else { Ok(()) }
     }
 
+    /// Sends a summary of each conversation. A page is read again once its conversations are watched, and the list is gone
+    /// through again until nothing new turns up, so that whatever happens meanwhile is either in it or marked.
     async fn send_all(&self, address: &Address) -> Result<(), Ended> {
-        let store = &self.people.shared.node.store;
-        let (mut after, mut sent) = (None, 0);
-        while sent < STREAM_CONVERSATIONS {
-            let page = match store.summaries(&self.inbox.sub, after.as_ref(), PAGE).await {
-                Ok(page) => page,
-                Err(error) => {
-                    self.wait_for_store(&error).await?;
-                    continue;
-                }
-            };
-            for summary in &page.summaries {
+        let mut sent = BTreeSet::new();
+        let mut after = None;
+        while sent.len() < STREAM_CONVERSATIONS {
+            let seen = self.page(after.as_ref()).await?;
+            let mut fresh = 0;
+            for summary in &seen.summaries {
                 self.people.watch(self.id, &summary.id.clone().into());
-                self.send(&summary_frame(address, summary)).await?;
-                sent += 1;
+                fresh += usize::from(!sent.contains(&summary.id));
             }
-            after = page.summaries.last().map(|summary| (summary.updated_at, summary.id.clone()));
-            if !page.more {
-                break;
+            if fresh > 0 {
+                for summary in &self.page(after.as_ref()).await?.summaries {
+                    // One that has come up meanwhile may not be watched yet.
+                    self.people.watch(self.id, &summary.id.clone().into());
+                    sent.insert(summary.id.clone());
+                    self.send(&summary_frame(address, summary)).await?;
+                }
             }
+            after = match seen.summaries.last() {
+                Some(last) if seen.more => Some((last.updated_at, last.id.clone())),
+                // The end. From the top again, if anything may have moved up while this went through several pages.
+                _ if after.is_some() && fresh > 0 => None,
+                _ => break,
+            };
         }
         Ok(())
+    }
+
+    async fn page(&self, after: Option<&(Timestamp, ConversationId)>) -> Result<SummaryPage, Ended> {
+        loop {
+            match self.people.shared.node.store.summaries(&self.inbox.sub, after, PAGE).await {
+                Ok(page) => return Ok(page),
+                Err(error) => self.wait_for_store(&error).await?,
+            }
+        }
     }
 
     async fn send_membership(&self, address: &Address, conversation: &ConvRef, change: Change) -> Result<(), Ended> {

@@ -253,8 +253,7 @@ async fn presence_is_a_state_then_diffs() {
 #[tokio::test]
 async fn above_the_threshold_presence_is_a_count() {
     let node = Node::start_with(|config| {
-        config.fanout.coalesce_from = 3;
-        config.fanout.coalesce_below = 2;
+        config.fanout.presence_count_from = 3;
     })
     .await;
     let alice = node.client("alice");

@@ -256,7 +256,11 @@ impl Connection {
             "phx_leave" => {
                 let reference = frame.reference.as_deref();
                 self.reply(frame, reference, Status::Ok, "{}");
-                if let Some(joined) = self.channels.remove(&*frame.topic) {
+                // A leave that comes after a newer join of the topic is about the older one, which has ended.
+                let current = self.channels.get(&*frame.topic).is_some_and(|joined| {
+                    frame.join_ref.is_none() || joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
+                });
+                if current && let Some(joined) = self.channels.remove(&*frame.topic) {
                     joined.channel.send_close();
                     joined.channel.leave();
                 }

@@ -144,6 +144,9 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
         }
         Err(refusal) => HttpError(refusal).into_response(),
     };
+    if let Some(code) = response.extensions().get::<Code>() {
+        gateway.node().metrics.refused(*code);
+    }
     let took = gateway.node().seams.now().since(started);
     tracing::debug!(%method, path = shown, status = response.status().as_u16(), "answered");
     gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);

@@ -45,6 +45,7 @@ use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
 use crate::cursors::Cursors;
 use crate::hub::Hubs;
+use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
 use crate::router::Router;
@@ -265,13 +266,21 @@ impl Gateway {
     }
 
     pub(crate) fn take_socket_slot(&self) -> Option<Slot> {
-        let shared = &self.shared;
-        Slot::take(&shared.sockets, shared.limits.sockets, &shared.node.metrics.sockets)
+        let (shared, metrics) = (&self.shared, &self.shared.node.metrics);
+        let slot = Slot::take(&shared.sockets, shared.limits.sockets, &metrics.sockets);
+        slot.or_else(|| {
+            metrics.limit_hit(Queue::Sockets);
+            None
+        })
     }
 
     pub(crate) fn take_stream_slot(&self) -> Option<Slot> {
-        let shared = &self.shared;
-        Slot::take(&shared.streams, shared.limits.streams, &shared.node.metrics.streams)
+        let (shared, metrics) = (&self.shared, &self.shared.node.metrics);
+        let slot = Slot::take(&shared.streams, shared.limits.streams, &metrics.streams);
+        slot.or_else(|| {
+            metrics.limit_hit(Queue::Streams);
+            None
+        })
     }
 
     /// Who asks.

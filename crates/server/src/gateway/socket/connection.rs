@@ -23,6 +23,7 @@ use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::{Gateway, Shutdown};
 use crate::hub::Join;
+use crate::metrics::Queue;
 
 /// Bytes read at once. On the stack: an idle connection holds none.
 const READ_BYTES: usize = 4 * 1024;
@@ -193,6 +194,9 @@ impl Connection {
                     return Next::End;
                 }
                 Err(error) => {
+                    if error.close_code() == CloseCode::TOO_BIG {
+                        self.gateway.node().metrics.limit_hit(Queue::Frame);
+                    }
                     self.close(error.close_code(), &error.to_string());
                     return Next::End;
                 }
@@ -210,7 +214,9 @@ impl Connection {
             }
             Ok(frame) => self.frame(&frame),
             Err(error) => {
-                let response = channel_error(&Refusal::from(&error));
+                let refusal = Refusal::from(&error);
+                self.gateway.node().metrics.refused(refusal.code);
+                let response = channel_error(&refusal);
                 let (join_ref, reference, topic) = match &error.reply_to {
                     Some(to) => (to.join_ref.as_deref(), Some(to.reference.as_str()), to.topic.as_str()),
                     None => (None, None, "phoenix"),
@@ -238,7 +244,7 @@ impl Connection {
                 }
                 _ => {
                     let refusal = Refusal::new(Code::NotFound, "topic: is not joined on this socket");
-                    self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+                    self.refuse(frame, &refusal);
                 }
             },
         }
@@ -251,9 +257,13 @@ impl Connection {
 
     fn join(&mut self, frame: &ClientFrame<'_>) {
         if let Err(refusal) = self.try_join(frame) {
-            self.gateway.node().metrics.refused(refusal.code);
-            self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+            self.refuse(frame, &refusal);
         }
+    }
+
+    fn refuse(&self, frame: &ClientFrame<'_>, refusal: &Refusal) {
+        self.gateway.node().metrics.refused(refusal.code);
+        self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(refusal));
     }
 
     fn try_join(&mut self, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
@@ -269,6 +279,7 @@ impl Connection {
         let limit = self.gateway.limits().topics_per_socket;
         if self.channels.len() >= limit {
             let detail = format!("topic: at most {limit} may be joined on one socket");
+            self.gateway.node().metrics.limit_hit(Queue::Topics);
             return Err(Refusal::new(Code::UnprocessableRequest, detail));
         }
         let conversation = match topic {

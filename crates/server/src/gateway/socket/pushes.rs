@@ -21,6 +21,7 @@ use super::connection::{Connection, Joined};
 use crate::auth::grants::Principal;
 use crate::gateway::Gateway;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
+use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
 
 #[derive(Deserialize)]
@@ -98,7 +99,10 @@ impl Answer {
                 let receipt = receipts.first().expect("one draft, one receipt");
                 self.channel.reply(reference, Status::Ok, &receipt_json(receipt));
             }
-            Err(refusal) => self.channel.refuse(reference, refusal),
+            Err(refusal) => {
+                self.gateway.node().metrics.refused(refusal.code);
+                self.channel.refuse(reference, refusal);
+            }
         }
     }
 }
@@ -168,7 +172,8 @@ impl Connection {
     }
 
     fn answer_to(&self, channel: &Arc<Channel>, frame: &ClientFrame<'_>) -> Result<Answer, Refusal> {
-        let under_way = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket)?;
+        let begun = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket);
+        let under_way = begun.inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Pushes))?;
         Ok(Answer {
             gateway: self.gateway.clone(),
             channel: Arc::clone(channel),

@@ -21,6 +21,7 @@ use super::outbox::{Flush, Outbox};
 use super::pushes::Lane;
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
+use crate::gateway::input::from_json;
 use crate::gateway::{Gateway, Shutdown};
 use crate::hub::Join;
 use crate::metrics::Queue;
@@ -268,8 +269,7 @@ impl Connection {
 
     fn try_join(&mut self, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
         let topic: Topic = frame.topic.parse().map_err(IntoRefusal::into_refusal)?;
-        let payload: JoinPayload = serde_json::from_str(frame.payload.get())
-            .map_err(|error| Refusal::new(Code::InvalidRequest, error.to_string()))?;
+        let payload: JoinPayload = from_json(frame.payload.get())?;
         let name: Arc<str> = (&*frame.topic).into();
         if let Some(old) = self.channels.remove(&name) {
             old.channel.send_close();

@@ -9,22 +9,35 @@ import { icon } from './icons.js';
 import { avatar, clockTime, fullTime, sentence } from './format.js';
 import { rich } from './text.js';
 
+/** Beyond either, a message is folded until someone asks for all of it. */
+const LONG_CHARACTERS = 3_000;
+const LONG_LINES = 40;
+
 /** `outbox`: for retry and discard of what failed; `onEdit(body)`: takes a discarded text back into the composer. */
 export function messageView({ me, outbox, onEdit }) {
   const sender = h('span.sender');
   const time = h('time');
   const head = h('div.message-head', {}, sender, time);
   const body = h('div.bubble');
+  const unfold = h('button.text-button.unfold', {
+    type: 'button', hidden: true, onclick: () => {
+      element.classList.remove('is-folded');
+      unfold.hidden = true;
+    },
+  }, 'Show all of it');
   const tick = h('span.tick');
   const state = h('div.message-state');
   const picture = h('div.message-avatar');
-  const element = h('li.message', {}, picture, h('div.message-main', {}, head, h('div.bubble-row', {}, tick, body), state));
+  const element = h('li.message', {}, picture, h('div.message-main', {}, head, h('div.bubble-row', {}, tick, body), unfold, state));
   let shown = null;
 
   const showWords = (text) => {
     if (text === shown) return;
     shown = text;
     body.replaceChildren(...rich(text));
+    const isLong = text.length > LONG_CHARACTERS || text.split('\n', LONG_LINES + 1).length > LONG_LINES;
+    element.classList.toggle('is-folded', isLong);
+    unfold.hidden = !isLong;
   };
 
   const update = (item) => {

@@ -141,7 +141,7 @@ label! {
 }
 
 impl EndedTurn {
-    /// How a record of this kind ends a turn, if it does.
+    /// How a turn ends with a record of this kind, if it does.
     #[must_use]
     pub fn of(kind: RecordKind) -> Option<Self> {
         match kind {

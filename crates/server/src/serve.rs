@@ -121,7 +121,7 @@ pub async fn run(
         metrics,
         seams,
     });
-    let lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
+    let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
     let people = People::new(Arc::clone(&node));
     let publishing = people.clone();
     let on_published = Arc::new(move |conversation: &_, _seq| publishing.published(conversation));
@@ -148,18 +148,20 @@ pub async fn run(
     readiness.advance(ReadinessState::Ready);
     started(addresses);
 
-    let lost = wait_for_end(stop, lease).await;
+    let lost = wait_for_end(stop, &mut lease).await;
     readiness.advance(if lost { ReadinessState::LeaseLost } else { ReadinessState::Draining });
     if !lost {
         shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
     }
+    // The heart beats until everything is released.
+    drop(lease);
     serving.abort();
     ops.stop();
     if lost { Err(ServeError::LeaseLost) } else { Ok(()) }
 }
 
 /// True: the lease was lost.
-async fn wait_for_end(stop: impl Future<Output = ()>, mut lease: watch::Receiver<LeaseState>) -> bool {
+async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receiver<LeaseState>) -> bool {
     // Both branches are cancel safe; each is polled once more at most.
     tokio::select! {
         biased;

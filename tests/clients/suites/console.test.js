@@ -292,6 +292,8 @@ describe('the console', { timeout: 420_000 }, () => {
     assert.equal(await failed.getByRole('button', { name: 'Try again' }).count(), 0);
     assert.ok((await failed.locator('.message-state').innerText()).length > 20);
     await shoot(alice.page, 'refused');
+    await failed.getByRole('button', { name: 'Show all of it' }).click();
+    assert.ok((await failed.locator('.bubble').boundingBox()).height > 1_000);
     await failed.getByRole('button', { name: 'Discard' }).click();
     await failed.waitFor({ state: 'detached' });
     assert.deepEqual(await alice.messages(), []);

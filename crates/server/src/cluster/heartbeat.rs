@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::time::Monotonic;
 use conch_store::{Registration, StoreError};
 use tokio::sync::watch;
 
@@ -30,7 +31,7 @@ pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<
         Registration { incarnation: node.me, node: node.name.clone(), region: node.region.clone(), addr: address };
     let sent = node.seams.now();
     node.store.register(&registration, node.timing.ttl).await?;
-    node.validity.set(node.timing.valid_until(sent));
+    extend(node, sent);
     let (state, observed) = watch::channel(LeaseState::Held);
     node.seams.spawner.spawn_dedicated("heartbeat", Box::pin(run(Arc::clone(node), state)));
     Ok(observed)
@@ -39,18 +40,16 @@ pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<
 async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
     let mut failures = 0_u32;
     loop {
-        // Both branches are cancel safe.
+        // Both branches are cancel safe. Nobody looks any more: the node has ended, and nothing of it may linger.
         tokio::select! {
             biased;
-            () = state.closed() => return, // The node has shut down.
+            () = state.closed() => return,
             () = node.seams.sleep(pause(&node, failures)) => {}
         }
         let sent = node.seams.now();
         match node.store.renew(node.me, node.timing.ttl).await {
             Ok(Some(_beat)) => {
-                let valid_until = node.timing.valid_until(sent);
-                node.validity.set(valid_until);
-                node.metrics.lease_valid_for(valid_until.since(node.seams.now()));
+                extend(&node, sent);
                 failures = 0;
             }
             Ok(None) => {
@@ -62,11 +61,17 @@ async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
             Err(error) => {
                 failures += 1;
                 node.metrics.heartbeat_failures.inc();
-                node.metrics.lease_valid_for(node.validity.until().since(node.seams.now()));
                 tracing::warn!(%error, failures, "a lease renewal failed");
             }
         }
     }
+}
+
+/// A renewal that was sent at this moment has succeeded.
+fn extend(node: &Node, sent: Monotonic) {
+    let until = node.timing.valid_until(sent);
+    node.validity.set(until);
+    node.metrics.lease_valid_for(until.since(node.seams.now()));
 }
 
 /// A beat, or after a failure a tenth of one, so that a short outage of the store costs no validity.

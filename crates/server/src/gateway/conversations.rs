@@ -1,6 +1,6 @@
 //! Conversations: create, show, change, list mine.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::conversation::{ConversationKind, Settings, TITLE_MAX_BYTES};
 use conch_core::ids::{AgentName, ConvRef, ConversationId, Region, Subject};
@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::{Json, Query};
+use super::input::{Json, Path, Query};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};

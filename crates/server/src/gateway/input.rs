@@ -1,4 +1,4 @@
-//! Request bodies and query strings, checked: media type, size, nesting, unknown fields.
+//! Request bodies, paths and query strings, checked: media type, size, nesting, unknown fields.
 //!
 //! Invariant: nothing that a client sent is silently ignored; an error names the field and the limit.
 
@@ -15,6 +15,8 @@ use super::errors::HttpError;
 
 /// Room around a message's body for the other fields of a request.
 const ENVELOPE_BYTES: usize = 8 * 1024;
+/// Most bytes of a refused body that are read all the same.
+const DISCARDED_BYTES: usize = 4 * 1024 * 1024;
 
 /// A JSON request body.
 pub(super) struct Json<T>(pub(super) T);
@@ -33,12 +35,18 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
         let announced =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        // The listener bounds how long this may take.
+        let mut body = request.into_body();
         if announced.is_some_and(|bytes| bytes > limit as u64) {
+            discard(&mut body).await;
             return Err(too_large(limit).into());
         }
-        let bytes = match Limited::new(request.into_body(), limit).collect().await {
+        let bytes = match Limited::new(&mut body, limit).collect().await {
             Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => return Err(too_large(limit).into()),
+            Err(error) if error.is::<LengthLimitError>() => {
+                discard(&mut body).await;
+                return Err(too_large(limit).into());
+            }
             Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
         };
         let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
@@ -47,6 +55,18 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
         Ok(Self(from_json(text)?))
+    }
+}
+
+/// Reads what is left of a body that is refused, within a bound: a connection that is closed with unread bytes is reset,
+/// and the reset takes the answer along.
+async fn discard(body: &mut axum::body::Body) {
+    let mut discarded = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        discarded += frame.data_ref().map_or(0, bytes::Bytes::len);
+        if discarded > DISCARDED_BYTES {
+            return;
+        }
     }
 }
 
@@ -95,6 +115,20 @@ fn from_pairs<T: DeserializeOwned>(pairs: &[&str]) -> Result<T, Refusal> {
             None => invalid(format!("query: {error}")),
         }
     })
+}
+
+/// The parameters of a path.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Gateway> for Path<T> {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, gateway: &Gateway) -> Result<Self, HttpError> {
+        match axum::extract::Path::from_request_parts(parts, gateway).await {
+            Ok(axum::extract::Path(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => Err(invalid(format!("path: {}", rejection.body_text())).into()),
+        }
+    }
 }
 
 fn too_large(limit: usize) -> Refusal {

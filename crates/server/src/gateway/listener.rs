@@ -2,8 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -63,7 +61,6 @@ impl Listener {
     /// Serves until the gateway shuts down; then stops accepting. Connections under way go on.
     pub async fn serve(self, gateway: Gateway) {
         let service = gateway.service();
-        let connections: Arc<AtomicUsize> = Arc::default();
         let mut shutdown = gateway.shutdown();
         loop {
             // Both branches are cancel safe.
@@ -81,7 +78,9 @@ impl Listener {
                 }
             };
             let metrics = &gateway.node().metrics;
-            let Some(slot) = Slot::take(&connections, gateway.limits().connections, &metrics.connections) else {
+            let Some(slot) =
+                Slot::take(&gateway.shared.connections, gateway.limits().connections, &metrics.connections)
+            else {
                 metrics.limit_hit(crate::metrics::Queue::Connections);
                 continue; // Dropped: the peer sees a reset and comes back.
             };
@@ -116,7 +115,12 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
         ended = &mut serving => ended,
         () = shutdown.begun() => {
             serving.as_mut().graceful_shutdown();
-            serving.await
+            // Requests under way are answered; a peer that does not take its answer is left behind.
+            let limit = Duration::from_millis(limits.request_timeout_ms);
+            match tokio::time::timeout(limit, serving).await {
+                Ok(ended) => ended,
+                Err(_) => return tracing::debug!(%peer, "a connection did not end"),
+            }
         }
     };
     if let Err(error) = ended {
@@ -144,11 +148,11 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
         }
         Err(refusal) => HttpError(refusal).into_response(),
     };
+    let took = gateway.node().seams.now().since(started);
+    tracing::debug!(%method, path = shown, status = response.status().as_u16(), "answered");
     if let Some(code) = response.extensions().get::<Code>() {
         gateway.node().metrics.refused(*code);
     }
-    let took = gateway.node().seams.now().since(started);
-    tracing::debug!(%method, path = shown, status = response.status().as_u16(), "answered");
     gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);
     response
 }

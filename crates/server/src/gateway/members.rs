@@ -1,6 +1,6 @@
 //! Members, read cursors and presence.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::ids::{ConvRef, ConversationId, Subject};
 use conch_core::refusal::{Code, Refusal};
@@ -10,7 +10,7 @@ use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::{Json, Query};
+use super::input::{Json, Path, Query};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
@@ -47,6 +47,10 @@ async fn change(
         return Err(Refusal::new(Code::UnprocessableRequest, "sub: names that start with @ are reserved").into());
     }
     require_change(&gateway, &principal, &conversation, &sub, change).await?;
+    if change == Change::Removed && principal.sub == sub && !gateway.is_member(&principal, &conversation).await? {
+        // It takes no permission to leave, so it must not tell whether there is anything to leave.
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     let store = &gateway.node().store;
     let outcome = match change {
         Change::Added => store.add_member(&conversation, &sub).await?,

@@ -1,6 +1,6 @@
 //! Messages and events: append, and history.
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::ids::{ConvRef, ConversationId};
 use conch_core::record::RecordKind;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::errors::HttpError;
-use super::input::{Json, Query};
+use super::input::{Json, Path, Query};
 use super::operations::{HistoryRequest, receipt_json};
 use super::{Caller, Gateway};
 use crate::auth::grants::Permission;

@@ -68,6 +68,11 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/dev/login", &["POST"]),
 ];
 
+/// The shortest window over which clients spread their return, in milliseconds.
+const RECONNECT_LEAST_MS: u64 = 500;
+/// What each connected client adds to it, in milliseconds: a hundred a second come back.
+const RECONNECT_SPREAD_MS: u64 = 10;
+
 /// What a gateway is made of.
 pub struct Components {
     /// The node.
@@ -118,6 +123,8 @@ struct Shared {
     rate: Rate,
     rates: Mutex<SenderLimits>,
     reconnect_jitter_ms: u64,
+    /// HTTP connections, until they become sockets.
+    connections: Arc<AtomicUsize>,
     token_ttl_ms: u64,
     sockets: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
@@ -206,6 +213,7 @@ impl Gateway {
             rate,
             rates: Mutex::new(rates),
             reconnect_jitter_ms,
+            connections: Arc::default(),
             token_ttl_ms,
             sockets: Arc::default(),
             streams: Arc::default(),
@@ -234,8 +242,13 @@ impl Gateway {
         &self.shared.limits
     }
 
+    /// The window over which clients spread their return, in milliseconds: it grows with their number, up to the configured
+    /// one, so that a few people who chat do not wait half a minute for a node that is back in a second.
     pub(crate) fn reconnect_jitter_ms(&self) -> u64 {
-        self.shared.reconnect_jitter_ms
+        let Shared { sockets, streams, .. } = &*self.shared;
+        let connected = sockets.load(Ordering::Relaxed) + streams.load(Ordering::Relaxed);
+        let spread = connected as u64 * RECONNECT_SPREAD_MS;
+        self.shared.reconnect_jitter_ms.min(RECONNECT_LEAST_MS + spread)
     }
 
     pub(crate) fn shutdown(&self) -> Shutdown {
@@ -247,10 +260,10 @@ impl Gateway {
         self.shared.shutdown.send_replace(Phase::ShuttingDown);
     }
 
-    /// Completes when every socket and stream has ended, after [`Gateway::shut_down`].
+    /// Completes when every connection has ended, after [`Gateway::shut_down`]: answers under way are written first.
     pub async fn drained(&self) {
-        let shared = &self.shared;
-        while shared.sockets.load(Ordering::Relaxed) + shared.streams.load(Ordering::Relaxed) > 0 {
+        let Shared { connections, sockets, .. } = &*self.shared;
+        while connections.load(Ordering::Relaxed) + sockets.load(Ordering::Relaxed) > 0 {
             self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
         }
     }
@@ -266,7 +279,8 @@ impl Gateway {
     }
 
     pub(crate) fn take_socket_slot(&self) -> Option<Slot> {
-        let (shared, metrics) = (&self.shared, &self.shared.node.metrics);
+        let shared = &self.shared;
+        let metrics = &shared.node.metrics;
         let slot = Slot::take(&shared.sockets, shared.limits.sockets, &metrics.sockets);
         slot.or_else(|| {
             metrics.limit_hit(Queue::Sockets);
@@ -275,7 +289,8 @@ impl Gateway {
     }
 
     pub(crate) fn take_stream_slot(&self) -> Option<Slot> {
-        let (shared, metrics) = (&self.shared, &self.shared.node.metrics);
+        let shared = &self.shared;
+        let metrics = &shared.node.metrics;
         let slot = Slot::take(&shared.streams, shared.limits.streams, &metrics.streams);
         slot.or_else(|| {
             metrics.limit_hit(Queue::Streams);

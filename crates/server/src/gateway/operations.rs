@@ -53,7 +53,11 @@ impl Gateway {
         Access { principal, conversation: &conversation.id, membership }.require(permission)
     }
 
-    async fn is_member(&self, principal: &Principal, conversation: &ConvRef) -> Result<bool, Refusal> {
+    /// Whether a subject belongs to a conversation, as the store says.
+    ///
+    /// # Errors
+    /// The store's refusal.
+    pub(crate) async fn is_member(&self, principal: &Principal, conversation: &ConvRef) -> Result<bool, Refusal> {
         let store = &self.node().store;
         store.is_member(conversation, &principal.sub).await.map_err(IntoRefusal::into_refusal)
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use conch_core::ids::{ConvRef, ConversationId, Seq};
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::errors::HttpError;
-use super::input::Query;
+use super::input::{Path, Query};
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
 use crate::frame::{Class, Frame};
@@ -90,6 +90,8 @@ async fn open(
         log,
     };
     let session = gateway.hubs().join(conversation, join).await?;
+    // Who was removed while the join was under way was perhaps not there yet to be cut off.
+    gateway.require(principal, Permission::Read, conversation).await?;
     Ok(respond(gateway, principal, queue, (session, slot)))
 }
 
@@ -190,14 +192,18 @@ impl<T> Reading<T> {
             Stage::Ended => return None,
             Stage::Runs => {}
         }
+        // Here, too: a stream that is busy, or whose client reads slowly, does not wait for the timer below.
+        if Instant::now() >= self.expires {
+            return None;
+        }
         // All branches are cancel safe.
         tokio::select! {
             biased;
-            next = self.queue.next() => next,
             () = self.shutdown.begun() => {
                 self.stage = Stage::Ended;
                 Some(reconnect(&self.gateway).into())
             }
+            next = self.queue.next() => next,
             // The client comes back with its old token and is told then.
             () = tokio::time::sleep_until(self.expires) => None,
             () = tokio::time::sleep(COMMENT) => Some(sse::comment("").into()),

@@ -268,7 +268,7 @@ impl Owner {
         let metrics = &self.charge.node.metrics;
         let duplicates = receipts.iter().filter(|receipt| receipt.outcome == Outcome::Duplicate).count() as u64;
         metrics.duplicates.inc_by(duplicates);
-        metrics.acks.inc_by(receipts.len() as u64 - duplicates);
+        metrics.acks.inc_by(receipts.len() as u64);
     }
 
     fn report(&self, broken: &Broken) {

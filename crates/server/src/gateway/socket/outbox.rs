@@ -99,7 +99,7 @@ impl Outbox {
     }
 
     /// Queues a frame for the connection's task, which writes several with one call: answers to pushes, which come in
-    /// bursts. They are few (the pushes under way are bounded), so the bound does not apply.
+    /// bursts. They go beyond the bound by a little: a socket over it is read no further ([`Outbox::is_over`]).
     pub(super) fn answer(&self, frame: Bytes) {
         let mut queue = self.queue();
         if queue.state == State::Open {
@@ -160,6 +160,11 @@ impl Outbox {
         queue.frames.shrink_to(0);
         self.room.notify_waiters();
         if queue.state == State::Open { Flush::Empty } else { Flush::Done }
+    }
+
+    /// Whether more waits than the bound: the peer takes less than it asks for, and must not be asked for more.
+    pub(super) fn is_over(&self) -> bool {
+        self.queue().bytes > self.limit_bytes
     }
 
     /// Completes when there is something to flush. Cancel safe.

@@ -15,6 +15,7 @@ use conch_core::sequencer::Receipt;
 use conch_core::wire::phoenix::{ClientFrame, Status};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::sync::Notify;
 
 use super::channel::Channel;
 use super::connection::{Connection, Joined};
@@ -70,13 +71,29 @@ struct Answer {
     _under_way: UnderWay,
 }
 
-struct UnderWay(Arc<AtomicUsize>);
+/// The pushes of a socket that are under way.
+#[derive(Default)]
+pub(super) struct Pushes {
+    count: AtomicUsize,
+    fewer: Notify,
+}
+
+impl Pushes {
+    /// Completes when none is under way. Cancel safe.
+    pub(super) async fn none(&self) {
+        while self.count.load(Ordering::Acquire) > 0 {
+            self.fewer.notified().await;
+        }
+    }
+}
+
+struct UnderWay(Arc<Pushes>);
 
 impl UnderWay {
-    fn begin(count: &Arc<AtomicUsize>, limit: usize) -> Result<Self, Refusal> {
-        let before = count.fetch_add(1, Ordering::Relaxed);
+    fn begin(pushes: &Arc<Pushes>, limit: usize) -> Result<Self, Refusal> {
+        let before = pushes.count.fetch_add(1, Ordering::Relaxed);
         // Made first, so that a refusal counts down again.
-        let under_way = Self(Arc::clone(count));
+        let under_way = Self(Arc::clone(pushes));
         if before >= limit {
             let retry = Retry { after_ms: 100, budget_ms: 20_000 };
             let detail = format!("at most {limit} pushes of one socket may be under way");
@@ -88,7 +105,9 @@ impl UnderWay {
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
+            self.0.fewer.notify_one();
+        }
     }
 }
 
@@ -120,10 +139,11 @@ impl Connection {
         let Joined { channel, lane } = joined;
         let not_built = || Refusal::new(Code::NotFound, format!("event: there is no {:?} here", frame.event));
         let conversation = channel.conversation.as_ref().ok_or_else(not_built)?;
-        if !channel.is_joined() {
+        if channel.is_joining() {
             let detail = "the join is still under way";
             return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
         }
+        self.gateway.refuse_if_draining()?;
         match &*frame.event {
             "message" => self.message(channel, lane, conversation, frame),
             "history" => {
@@ -141,6 +161,7 @@ impl Connection {
             }
             "typing" => {
                 let Empty {} = parse(frame.payload)?;
+                channel.may_send()?;
                 self.take_live_rate()?;
                 channel.typing(&self.principal.sub, self.principal.name.as_deref().map(Into::into));
                 channel.reply(frame.reference.as_deref(), Status::Ok, "{}");
@@ -173,8 +194,9 @@ impl Connection {
     }
 
     fn answer_to(&self, channel: &Arc<Channel>, frame: &ClientFrame<'_>) -> Result<Answer, Refusal> {
-        let begun = UnderWay::begin(&self.under_way, self.gateway.limits().pushes_per_socket);
-        let under_way = begun.inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Pushes))?;
+        let limit = self.gateway.limits().pushes_per_socket;
+        let under_way = UnderWay::begin(&self.under_way, limit)
+            .inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Pushes))?;
         Ok(Answer {
             gateway: self.gateway.clone(),
             channel: Arc::clone(channel),

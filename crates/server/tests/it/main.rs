@@ -1,0 +1,14 @@
+//! A whole node over real sockets: every sentence of the wire contract that is built, as a test.
+
+mod harness;
+
+mod access;
+mod bad_input;
+mod conversations;
+mod events;
+mod members;
+mod messages;
+mod operations;
+mod phoenix;
+mod sockets;
+mod turns;

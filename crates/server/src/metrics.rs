@@ -55,20 +55,30 @@ macro_rules! label {
 }
 
 label! {
-    /// A bounded queue, table or window.
+    /// A bounded queue, table or window; docs/OPERATIONS.md says which setting bounds it.
     Queue = "queue" {
-        /// Writes that wait for one conversation's owner.
+        /// Writes that wait for one conversation's commit.
         Owner = "owner",
-        /// Appends that wait for the commit loop.
+        /// Commands that wait for one conversation's owner.
+        OwnerCommands = "owner_commands",
+        /// Messages that wait for a turn in one session.
+        Turns = "turns",
+        /// Conversations that wait for the commit loop.
         Commit = "commit",
-        /// Bytes that wait for one socket or stream.
-        Outbox = "outbox",
         /// Ownership claims in flight.
         Claims = "claims",
-        /// Requests that wait for a claim.
-        ClaimWaiters = "claim_waiters",
-        /// Reads of the store in flight.
+        /// Frames that wait for one follower of an owner.
+        Followers = "followers",
+        /// Commands that wait for one hub.
+        HubCommands = "hub_commands",
+        /// How far behind a client may be.
+        CatchUp = "catch_up",
+        /// Reads for catching up in flight.
         Reads = "reads",
+        /// Bytes that wait for one socket or stream.
+        Outbox = "outbox",
+        /// Cursors that wait to be written.
+        Cursors = "cursors",
         /// Client connections.
         Connections = "connections",
         /// WebSockets.
@@ -81,15 +91,9 @@ label! {
         Topics = "topics",
         /// Pushes of one socket in flight.
         Pushes = "pushes",
-        /// How far behind a client may be.
-        CatchUp = "catch_up",
-        /// Conversations owned.
-        Owned = "owned",
-        /// Members of one conversation.
-        Members = "members",
-        /// Turns that run, or wait in one conversation.
-        Turns = "turns",
-        /// Requests that were not answered in time.
+        /// Bytes of one WebSocket frame.
+        Frame = "frame",
+        /// Time for a request's answer.
         RequestTime = "request_time",
         /// Senders whose allowance is remembered.
         Senders = "senders",
@@ -213,7 +217,7 @@ metrics! {
     pub duplicates: Counter = Counter::default(), "duplicates";
     /// Writes that the store refused because their epoch, owner or generation had passed.
     pub fenced_writes: Counter = Counter::default(), "fenced_writes";
-    /// Refusals, by code.
+    /// Refusals that clients were sent, by code.
     refusals: Family<Label, Counter> = Family::default(), "refusals";
     /// Writes over a sender's rate.
     pub rate_limited: Counter = Counter::default(), "rate_limited";
@@ -223,8 +227,8 @@ metrics! {
     commit_batch: Histogram = batches(), "commit_batch_records";
     /// Times that a queue, table or window was at its limit.
     limit_hits: Family<Label, Counter> = Family::default(), "limit_hits";
-    /// What waits in a queue now.
-    queue_depth: Family<Label, Gauge> = Family::default(), "queue_depth";
+    /// Conversations that wait for a commit, those in the one under way included.
+    pub commit_queue: Gauge = Gauge::default(), "commit_queue_conversations";
     /// Conversations that this node owns.
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
     /// Attempts to own a conversation, by outcome.
@@ -308,12 +312,6 @@ impl Metrics {
         self.limit_hits.get_or_create(&queue.label()).inc();
     }
 
-    /// The gauge of a queue's depth, to be kept by whoever fills and empties it.
-    #[must_use]
-    pub fn depth(&self, queue: Queue) -> Gauge {
-        self.queue_depth.get_or_create_owned(&queue.label())
-    }
-
     /// Counts an attempt to own a conversation.
     pub fn claimed(&self, outcome: ClaimOutcome) {
         self.claims.get_or_create(&outcome.label()).inc();
@@ -393,7 +391,7 @@ mod tests {
         metrics.refused(Code::Overloaded);
         metrics.committed(3, Duration::from_millis(2));
         metrics.limit_hit(Queue::Outbox);
-        metrics.depth(Queue::Commit).set(7);
+        metrics.commit_queue.set(7);
         metrics.claimed(ClaimOutcome::Won);
         metrics.lease_valid_for(Duration::from_millis(11_500));
         metrics.turns(LiveTurn::Running).inc();
@@ -409,7 +407,7 @@ mod tests {
             "conch_commit_duration_seconds_bucket{le=\"0.0025\"} 1",
             "conch_commit_batch_records_sum 3.0",
             "conch_limit_hits_total{queue=\"outbox\"} 1",
-            "conch_queue_depth{queue=\"commit\"} 7",
+            "conch_commit_queue_conversations 7",
             "conch_claims_total{outcome=\"won\"} 1",
             "conch_lease_validity_seconds 11.5",
             "conch_turns{state=\"running\"} 1",

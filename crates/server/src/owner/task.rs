@@ -21,7 +21,7 @@ use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
 use crate::frame::{Address, Frame};
-use crate::metrics::EndedTurn;
+use crate::metrics::{EndedTurn, Queue};
 
 /// Time between two position marks to followers, and between two looks at idleness.
 const TICK: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Starts an owner's task.
 pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
-    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands };
+    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands, metrics: Arc::clone(&charge.node.metrics) };
     let seams = charge.node.seams.clone();
     let owner = Owner::new(charge, inbox, handle.commands.clone());
     seams.spawn("owner", async move { on_end(owner.run().await) });
@@ -153,7 +153,10 @@ impl Owner {
                     let ticket = self.ticket(reply);
                     self.step(Input::Append(ticket, drafts));
                 }
-                Err(refusal) => reply(Err(refusal)),
+                Err(refusal) => {
+                    self.count_overload(&refusal, Queue::Turns);
+                    reply(Err(refusal));
+                }
             },
             Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),
             Command::RunnerGone { turn } => self.tell_turns(turn::Input::RunnerGone { turn }),
@@ -242,7 +245,7 @@ impl Owner {
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                // Counted where the client is told.
+                self.count_overload(&refusal, Queue::Owner);
                 self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
@@ -252,6 +255,12 @@ impl Owner {
                 }
                 self.halted = true;
             }
+        }
+    }
+
+    fn count_overload(&self, refusal: &Refusal, queue: Queue) {
+        if refusal.code == Code::Overloaded {
+            self.charge.node.metrics.limit_hit(queue);
         }
     }
 
@@ -297,6 +306,9 @@ impl Owner {
         self.flight = Some(outcome);
         if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
             // The queue is full or gone: nothing was written, for certain.
+            if matches!(error, TrySendError::Full(_)) {
+                self.charge.node.metrics.limit_hit(Queue::Commit);
+            }
             let detail = error.to_string();
             let (TrySendError::Full(submission) | TrySendError::Closed(submission)) = error;
             let _ = submission.answer.send(AppendOutcome::Failed(StoreError::Unavailable(detail)));
@@ -321,7 +333,16 @@ impl Owner {
 
     /// A follower whose queue is full is dropped: its stream ends and it comes back with its position.
     fn send_to_followers(&mut self, frame: &FollowFrame) {
-        self.followers.retain(|follower| follower.try_send(frame.clone()).is_ok());
+        let metrics = &self.charge.node.metrics;
+        self.followers.retain(|follower| match follower.try_send(frame.clone()) {
+            Ok(()) => true,
+            Err(error) => {
+                if matches!(error, TrySendError::Full(_)) {
+                    metrics.limit_hit(Queue::Followers);
+                }
+                false
+            }
+        });
     }
 
     fn tick(&mut self) {

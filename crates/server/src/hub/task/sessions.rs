@@ -71,7 +71,11 @@ impl Hub {
         let limit = self.shared.limits.catch_up_records;
         // When the store does not answer, catching up waits for it.
         let count = self.shared.node.store.count_after(&self.conversation, after, limit + 1).await;
-        count.is_ok_and(|count| count > limit)
+        let too_far = count.is_ok_and(|count| count > limit);
+        if too_far {
+            self.shared.node.metrics.limit_hit(Queue::CatchUp);
+        }
+        too_far
     }
 
     pub(super) fn remove_leavers(&mut self) {

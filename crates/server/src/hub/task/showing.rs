@@ -29,6 +29,7 @@ impl Hub {
         metrics.delivered.inc_by(delivered * frame.json().len() as u64);
         for (id, position) in behind {
             self.shared.node.metrics.slow_sessions.inc();
+            self.shared.node.metrics.limit_hit(Queue::Outbox);
             self.catch_up(id, position);
         }
     }

@@ -4,13 +4,14 @@
  * Invariant: the address bar says what is open (`#/` or `#/c/ID`); everything shown follows from it and the inbox.
  * Deliberately does not: sign in (main.js does), nor keep more than one conversation joined.
  */
+import { Admission } from './core/admission.js';
 import { Conversation } from './core/conversation.js';
 import { connectionState } from './core/connection.js';
 import { Inbox } from './core/inbox.js';
 import { Socket } from './core/socket.js';
 import { obeyDirectives } from './core/directive.js';
 import { randomId, systemClock as clock, systemRandom as random } from './core/clock.js';
-import { developmentSubject, directId, parseConversationId, slug } from './core/identifiers.js';
+import { developmentSubject, directId, isChannelId, parseConversationId, slug } from './core/identifiers.js';
 import { Refusal } from './core/errors.js';
 import { tokenProtocols } from './core/session.js';
 import { Titles } from './core/titles.js';
@@ -102,20 +103,24 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   }
 
   function show(id) {
-    const conversation = new Conversation({ id, me: me.sub, api, socket, clock, random, newId: randomId, storage: sessionStorage });
+    const admission = new Admission({ id, inbox, join: () => api.addMember(id, me.sub) });
+    const conversation = new Conversation({
+      id, me: me.sub, api, socket, clock, random, newId: randomId, storage: sessionStorage, beforeSending: () => admission.beforeSending(),
+    });
     const summary = inbox.get(id);
     open = { conversation, summary, stops: [conversation.on('status', changed)] };
     open.view = conversationView({
       conversation, me, storage: sessionStorage, announce,
       kind: () => openSummary().kind,
       title: openTitle,
-      isMember: () => (inbox.isLoaded ? inbox.get(id) !== null : null),
+      admission,
       unreadAfter: summary?.unread > 0 ? summary.cursor ?? 0 : null,
       onRead: (seq) => {
         inbox.reading(seq === null ? null : id);
         if (seq !== null) conversation.readThrough(seq);
       },
       onJoin: () => join(id).catch(() => {}),
+      onCreate: isChannelId(id) ? () => found(conversation) : null,
       onPeople: () => showPeople(conversation),
     });
     stage.replaceChildren(open.view.element);
@@ -144,11 +149,25 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
 
   const obeying = (call) => obeyDirectives(call, { clock, random });
 
+  /** Null once it is open; {open()} if a channel has that name already. */
   async function create(kind, text) {
-    if (kind === 'join') return join(requireId(parseConversationId(text)));
+    if (kind === 'join') {
+      await join(requireId(parseConversationId(text)));
+      return null;
+    }
     const { id, body } = plan(kind, text);
-    await obeying(() => api.create(id, body));
+    const { isNew } = await obeying(() => api.create(id, body));
+    if (kind === 'channel' && !isNew) return { open: () => go(id) };
     go(id);
+    return null;
+  }
+
+  /** A link led to nothing: a channel is made of its id. */
+  async function found(conversation) {
+    await obeying(() => api.create(conversation.id, { kind: 'channel', title: conversation.id }));
+    if (open?.conversation !== conversation) return;
+    lookUp(conversation.id);
+    conversation.restart();
   }
 
   function plan(kind, text) {

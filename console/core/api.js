@@ -23,7 +23,11 @@ export class Api {
 
   conversation(id) { return this.#call('GET', path(id)); }
 
-  create(id, body) { return this.#call('PUT', path(id), body); }
+  /** The conversation, and whether it is new; one that exists stays as it is. */
+  async create(id, body) {
+    const { status, answer } = await this.#request('PUT', path(id), body);
+    return { conversation: answer, isNew: status === 201 };
+  }
 
   /** A page of history, ascending: {messages, head_seq, log, more}. */
   history(id, { before, limit = 50 } = {}) { return this.#call('GET', `${path(id)}/messages${query({ before, limit })}`); }
@@ -32,7 +36,12 @@ export class Api {
 
   addMember(id, sub) { return this.#call('PUT', `${path(id)}/members/${encodeURIComponent(sub)}`); }
 
-  async #call(method, url, body, { anonymous = false } = {}) {
+  async #call(...request) {
+    const { answer } = await this.#request(...request);
+    return answer;
+  }
+
+  async #request(method, url, body, { anonymous = false } = {}) {
     const headers = { accept: 'application/json' };
     if (!anonymous) headers.authorization = `Bearer ${this.#token()}`;
     if (body !== undefined) headers['content-type'] = 'application/json';
@@ -43,7 +52,7 @@ export class Api {
       throw new Refusal({ code: 'disconnected', detail: 'The server cannot be reached.' });
     }
     const answer = await response.json().catch(() => ({}));
-    if (response.ok) return answer;
+    if (response.ok) return { status: response.status, answer };
     throw new Refusal({ code: 'refused', ...answer, status: response.status });
   }
 }

@@ -43,7 +43,8 @@ export class Conversation extends Emitter {
   presence = new Presence();
   isLoadingOlder = false;
 
-  constructor({ id, me, api, socket, clock, random, newId, storage }) {
+  /** `beforeSending()`: a promise to wait for before a message goes out, or null. */
+  constructor({ id, me, api, socket, clock, random, newId, storage, beforeSending = () => null }) {
     super();
     this.id = id;
     this.#me = me;
@@ -53,7 +54,12 @@ export class Conversation extends Emitter {
     this.typing = new Typing({ clock });
     this.#channel = socket.channel(`conversation:${id}`, () => this.timeline.joinParams());
     this.outbox = new Outbox({
-      send: (clientMsgId, body) => this.#channel.push('message', { client_msg_id: clientMsgId, body }),
+      send: async (clientMsgId, body) => {
+        const admission = beforeSending();
+        if (admission !== null) await admission;
+        return this.#channel.push('message', { client_msg_id: clientMsgId, body });
+      },
+      position: () => this.timeline.position ?? 0,
       clock, random, newId, storage, key: `conch.outbox.${me}.${id}`,
     });
     this.#channel.on('state', (state) => this.#channelState(state));

@@ -10,7 +10,7 @@ export class Refusal extends Error {
     super(detail || code);
     this.name = 'Refusal';
     this.code = code;
-    this.detail = detail || describe(code);
+    this.detail = code === 'too_large' ? tooLarge(detail) : detail || describe(code);
     this.retry = parseDirective(retry);
     this.status = status;
   }
@@ -32,6 +32,14 @@ export function parseDirective(retry) {
   const afterMs = Math.max(0, retry.after_ms);
   const budgetMs = Number.isFinite(retry.budget_ms) ? Math.max(afterMs, retry.budget_ms) : afterMs;
   return { after_ms: afterMs, budget_ms: budgetMs };
+}
+
+/** The server counts in bytes ("is 70013 bytes long; at most 65536 are allowed"); people do not. */
+function tooLarge(detail = '') {
+  const [size, limit] = [...detail.matchAll(/\d+/g)].map(([digits]) => Number(digits));
+  if (limit === undefined || size <= limit) return detail || WORDS.too_large;
+  const kilobytes = (bytes) => Math.ceil(bytes / 1024);
+  return `Too long: ${kilobytes(size)} KB of at most ${Math.floor(limit / 1024)} KB.`;
 }
 
 const WORDS = {

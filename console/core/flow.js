@@ -2,7 +2,8 @@
  * The reading order of a conversation: records, turns and messages on their way, as a flat list of keyed items.
  *
  * Invariant: an item keeps its key from the moment it is written (client_msg_id) until its record replaces it, so that a
- * view can keep the element; records keep the order of the log; what is on its way comes last.
+ * view can keep the element; records keep the order of the log; what is on its way comes last, what was refused stays
+ * where it was refused.
  * Deliberately does not: render, nor show records that carry nothing for people (their seq still counts).
  */
 import { turnOf } from './turns.js';
@@ -28,7 +29,16 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
     previous = null;
   };
 
+  const placeEntry = (entry) => {
+    const isContinued = previous?.sender === me && entry.created_at - Date.parse(previous.at) < GROUP_MS;
+    items.push({ key: `c:${entry.client_msg_id}`, type: 'pending', entry, isContinued });
+    previous = { sender: me, at: new Date(entry.created_at).toISOString() };
+  };
+  const isPlaced = ({ state, after }) => state === 'failed' && Number.isSafeInteger(after);
+  const refused = entries.filter(isPlaced).sort((a, b) => a.after - b.after);
+
   for (const record of records) {
+    while (refused.length > 0 && refused[0].after < record.seq) placeEntry(refused.shift());
     const turn = turnOf(record);
     if (turn !== null && placed.has(turn)) continue;
     if (turn === null && !isShown(record)) continue;
@@ -53,11 +63,7 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
     }
   }
   for (const turn of turns.liveOnly(placed)) items.push({ key: `t:${turn.id}`, type: 'turn', turn });
-  for (const entry of entries) {
-    const isContinued = previous?.sender === me && entry.created_at - Date.parse(previous.at) < GROUP_MS;
-    items.push({ key: `c:${entry.client_msg_id}`, type: 'pending', entry, isContinued });
-    previous = { sender: me, at: new Date(entry.created_at).toISOString() };
-  }
+  for (const entry of [...refused, ...entries.filter((entry) => !isPlaced(entry))]) placeEntry(entry);
   return items;
 }
 

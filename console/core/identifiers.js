@@ -21,6 +21,9 @@ export function directId(a, b) {
   return `direct:${[spelt(a), spelt(b)].sort().join(':')}`;
 }
 
+/** False for the ids that the console itself gives to direct conversations and sessions. */
+export const isChannelId = (id) => isConversationId(id) && !/^direct:|^session-[0-9a-f-]{20,}$/.test(id);
+
 /** The subject behind a name of the development login: "Alice Liddell" is `alice-liddell`. */
 export const developmentSubject = (name) => name.trim().toLowerCase().replace(/\s/g, '-');
 

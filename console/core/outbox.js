@@ -13,7 +13,8 @@ import { spread } from './directive.js';
 const LIMIT = 100;
 
 /**
- * Entries: {client_msg_id, body, created_at, state, slow, error, seq}; state is
+ * Entries: {client_msg_id, body, created_at, state, slow, error, seq, after}; `after` is the last seq before a refusal
+ * (null until then): a refused message stays there, whatever is said later. State is
  * queued · sending · waiting (a directive's delay) · acked (its record is still to come) · failed.
  * Emits `change`.
  */
@@ -25,12 +26,17 @@ export class Outbox extends Emitter {
   #storage;
   #key;
   #slowMs;
+  #position;
+  #lastAcked = 0;
   #isOnline = false;
 
   entries = [];
 
-  /** `send(client_msg_id, body)` resolves to {seq} or rejects with a Refusal. `storage`: like sessionStorage, or null. */
-  constructor({ send, clock, random, newId, storage = null, key = 'outbox', slowMs = 3_000 }) {
+  /**
+   * `send(client_msg_id, body)` resolves to {seq} or rejects with a Refusal. `storage`: like sessionStorage, or null.
+   * `position()`: the last seq that is shown now.
+   */
+  constructor({ send, clock, random, newId, storage = null, key = 'outbox', slowMs = 3_000, position = () => 0 }) {
     super();
     this.#send = send;
     this.#clock = clock;
@@ -39,6 +45,7 @@ export class Outbox extends Emitter {
     this.#storage = storage;
     this.#key = key;
     this.#slowMs = slowMs;
+    this.#position = position;
     this.entries = this.#restore();
   }
 
@@ -48,7 +55,7 @@ export class Outbox extends Emitter {
   add(body) {
     if (this.isFull) return false;
     const entry = {
-      client_msg_id: this.#newId(), body, created_at: this.#clock.now(), state: 'queued', slow: false, error: null, seq: null,
+      client_msg_id: this.#newId(), body, created_at: this.#clock.now(), state: 'queued', slow: false, error: null, seq: null, after: null,
     };
     this.entries.push(entry);
     this.#watchSlowness(entry);
@@ -79,7 +86,7 @@ export class Outbox extends Emitter {
   retry(clientMsgId) {
     const entry = this.#find(clientMsgId);
     if (entry?.state !== 'failed' || !entry.error?.retry) return;
-    Object.assign(entry, { state: 'queued', error: null, slow: false, attempted_at: null });
+    Object.assign(entry, { state: 'queued', error: null, slow: false, attempted_at: null, after: null });
     this.#watchSlowness(entry);
     this.#changed();
     this.#pump();
@@ -118,6 +125,7 @@ export class Outbox extends Emitter {
     this.#changed();
     try {
       const { seq } = await this.#send(entry.client_msg_id, entry.body);
+      this.#lastAcked = Math.max(this.#lastAcked, seq);
       if (!this.entries.includes(entry)) return;
       Object.assign(entry, { state: 'acked', seq, error: null, slow: false });
     } catch (error) {
@@ -150,7 +158,7 @@ export class Outbox extends Emitter {
   }
 
   #fail(entry) {
-    Object.assign(entry, { state: 'failed', slow: false });
+    Object.assign(entry, { state: 'failed', slow: false, after: Math.max(this.#position(), this.#lastAcked) });
   }
 
   #watchSlowness(entry) {
@@ -169,8 +177,8 @@ export class Outbox extends Emitter {
   #save() {
     if (!this.#storage) return;
     if (this.entries.length === 0) return this.#storage.removeItem(this.#key);
-    const saved = this.entries.map(({ client_msg_id, body, created_at, state, error }) =>
-      ({ client_msg_id, body, created_at, state, error }));
+    const saved = this.entries.map(({ client_msg_id, body, created_at, state, error, after }) =>
+      ({ client_msg_id, body, created_at, state, error, after }));
     this.#storage.setItem(this.#key, JSON.stringify(saved));
   }
 
@@ -178,7 +186,7 @@ export class Outbox extends Emitter {
     try {
       const saved = JSON.parse(this.#storage?.getItem(this.#key) ?? '[]');
       return saved.slice(0, LIMIT).map((entry) => ({
-        ...entry, state: entry.state === 'failed' ? 'failed' : 'queued', slow: false, seq: null,
+        after: null, ...entry, state: entry.state === 'failed' ? 'failed' : 'queued', slow: false, seq: null,
       }));
     } catch {
       return [];

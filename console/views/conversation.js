@@ -13,10 +13,10 @@ import { streamView } from './stream.js';
 const FACES = 4;
 
 /**
- * `title()`: what it is called now. `isMember()`: whether it is in my list (null: not known yet).
- * `onJoin()`: makes me a member. `onPeople()`: opens the people dialog. `announce(text)`: to screen readers.
+ * `title()`: what it is called now. `admission`: whether I am a member, or will be by writing.
+ * `onJoin()`: makes me a member. `onCreate()`: makes a channel of an id that nobody has, null where that cannot be. `onPeople()`: opens the people dialog. `announce(text)`: to screen readers.
  */
-export function conversationView({ conversation, kind, me, title, isMember, unreadAfter, storage, onRead, onJoin, onPeople, announce }) {
+export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce }) {
   const heading = h('h1.stage-title', { tabindex: '-1' });
   const subtitle = h('p.stage-subtitle');
   const faces = h('span.faces');
@@ -40,11 +40,13 @@ export function conversationView({ conversation, kind, me, title, isMember, unre
   const update = () => {
     setText(heading, title());
     element.dataset.kind = kind() ?? '';
-    composer.ask(kind() === 'session' ? 'Ask the agent' : 'Write a message');
+    composer.ask(invitation(kind(), admission));
     element.dataset.status = conversation.status;
-    joinBar.hidden = isMember() !== false || conversation.status === 'refused';
-    refusal.hidden = conversation.status !== 'refused';
-    if (conversation.refusal && !refusal.hidden) showRefusal(refusal, conversation.refusal, onJoin);
+    const isRefused = conversation.status === 'refused';
+    joinBar.hidden = isRefused || admission.isMember !== false;
+    people.hidden = isRefused;
+    refusal.hidden = !isRefused;
+    if (isRefused && conversation.refusal) showRefusal(refusal, conversation.refusal, { onJoin, onCreate });
     updatePresence();
     updateTyping();
   };
@@ -113,8 +115,21 @@ function intro(kind, title) {
   return [h('strong', {}, words[0]), h('span', {}, words[1])];
 }
 
-function showRefusal(element, refusal, onJoin) {
-  const words = { not_found: 'There is no conversation here.', forbidden: 'This conversation is closed to you.' }[refusal.code] ?? 'This cannot be opened.';
-  element.replaceChildren(h('strong', {}, words), h('p', {}, sentence(refusal.detail)),
-    refusal.code === 'closed' ? h('button.secondary', { type: 'button', onclick: onJoin }, 'Join again') : '');
+function invitation(kind, { joinsByWriting }) {
+  if (joinsByWriting) return 'Write a message to join';
+  return kind === 'session' ? 'Ask the agent' : 'Write a message';
+}
+
+/** One refusal, what it means, and the ways out of it. Drawn once: a button must not be replaced while it is pressed. */
+function showRefusal(element, refusal, { onJoin, onCreate }) {
+  if (element.shows === refusal) return;
+  element.shows = refusal;
+  const isMissing = refusal.code === 'not_found';
+  const words = isMissing ? 'There is no conversation here.' : refusal.code === 'forbidden' ? 'This conversation is closed to you.' : 'This cannot be opened.';
+  const error = h('p.form-error', { role: 'alert' });
+  const create = () => onCreate().catch(({ detail }) => setText(error, sentence(detail ?? 'It could not be created')));
+  const button = (label, onclick) => h('button.secondary', { type: 'button', onclick }, label);
+  element.replaceChildren(h('strong', {}, words), isMissing ? '' : h('p', {}, sentence(refusal.detail)),
+    h('div.refusal-actions', {}, h('a.secondary', { href: '#/' }, 'Back'),
+      isMissing && onCreate && button('Create it', create), refusal.code === 'closed' && button('Join again', onJoin)), error);
 }

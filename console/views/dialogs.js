@@ -40,7 +40,10 @@ const KINDS = {
   join: { label: 'Join', icon: 'link', field: 'Conversation id or link', placeholder: 'tide-pool', action: 'Join' },
 };
 
-/** `create(kind, text)`: resolves once it is open, or rejects with a Refusal. */
+/**
+ * `create(kind, text)`: resolves to null once it is open, to {open()} if another has the name already, or rejects with a
+ * Refusal.
+ */
 export function newConversationDialog({ create }) {
   const error = h('p.form-error', { role: 'alert' });
   const label = h('label', { for: 'new-text' });
@@ -55,13 +58,23 @@ export function newConversationDialog({ create }) {
     onsubmit: (event) => {
       event.preventDefault();
       attempt(form, error, async () => {
-        await create(chosen, field.value.trim());
-        dialog.close();
+        const existing = await create(chosen, field.value.trim());
+        if (existing) offer(existing);
+        else dialog.close();
       });
     },
   }, h('fieldset.choices', {}, h('legend.sr-only', {}, 'Kind'), choices), label, field, hint, error, submit);
   const dialog = h('dialog', { 'aria-labelledby': 'new-title' },
     h('header', {}, h('h2', { id: 'new-title' }, 'New conversation'), closeButton(() => dialog)), form);
+
+  /** Nobody is led into a conversation that they took for a new one. */
+  function offer(existing) {
+    const openIt = () => {
+      dialog.close();
+      existing.open();
+    };
+    error.replaceChildren('A channel with this name exists already. ', h('button.text-button', { type: 'button', onclick: openIt }, 'Open it'));
+  }
 
   function choose(kind) {
     chosen = kind;
@@ -81,7 +94,10 @@ export function newConversationDialog({ create }) {
       join: 'Ask a member for the link, or type its id.',
     }[chosen]);
   }
-  field.addEventListener('input', describe);
+  field.addEventListener('input', () => {
+    setText(error, '');
+    describe();
+  });
   choose('channel');
   open(dialog);
   field.focus();

@@ -12,6 +12,9 @@ import { rich } from './text.js';
 /** Beyond either, a message is folded until someone asks for all of it. */
 const LONG_CHARACTERS = 3_000;
 const LONG_LINES = 40;
+/** The same for what was refused: three lines are enough to know it by (stream.css shows as many). */
+const REFUSED_CHARACTERS = 200;
+const REFUSED_LINES = 3;
 
 /** `outbox`: for retry and discard of what failed; `onEdit(body)`: takes a discarded text back into the composer. */
 export function messageView({ me, outbox, onEdit }) {
@@ -21,8 +24,8 @@ export function messageView({ me, outbox, onEdit }) {
   const body = h('div.bubble');
   const unfold = h('button.text-button.unfold', {
     type: 'button', hidden: true, onclick: () => {
-      element.classList.remove('is-folded');
-      unfold.hidden = true;
+      isUnfolded = true;
+      fold();
     },
   }, 'Show all of it');
   const tick = h('span.tick');
@@ -30,14 +33,19 @@ export function messageView({ me, outbox, onEdit }) {
   const picture = h('div.message-avatar');
   const element = h('li.message', {}, picture, h('div.message-main', {}, head, h('div.bubble-row', {}, tick, body), unfold, state));
   let shown = null;
+  let isRefused = false;
+  let isUnfolded = false;
 
   const showWords = (text) => {
     if (text === shown) return;
     shown = text;
     body.replaceChildren(...rich(text));
-    const isLong = text.length > LONG_CHARACTERS || text.split('\n', LONG_LINES + 1).length > LONG_LINES;
-    element.classList.toggle('is-folded', isLong);
-    unfold.hidden = !isLong;
+  };
+  const fold = () => {
+    const [characters, lines] = isRefused ? [REFUSED_CHARACTERS, REFUSED_LINES] : [LONG_CHARACTERS, LONG_LINES];
+    const isFolded = !isUnfolded && (shown.length > characters || shown.split('\n', lines + 1).length > lines);
+    element.classList.toggle('is-folded', isFolded);
+    unfold.hidden = !isFolded;
   };
 
   const update = (item) => {
@@ -54,6 +62,8 @@ export function messageView({ me, outbox, onEdit }) {
     time.title = fullTime(record.at) + (record.edited_at ? ' · edited' : '');
     if (!isOwn && picture.firstChild === null) picture.append(avatar(record.sender, record.name || record.sender));
     showWords(record.deleted_at ? 'Message deleted' : record.body?.text ?? '');
+    isRefused = item.entry?.state === 'failed';
+    fold();
     updateState({ element, tick, state }, isPending ? item.entry : null, { outbox, onEdit });
   };
   return { element, update };

@@ -5,6 +5,7 @@
  * Deliberately does not: load anything; the inbox is live.
  */
 import { h, keyed, setText } from './dom.js';
+import { plainLine } from '../core/preview.js';
 import { icon, mark } from './icons.js';
 import { avatar, briefTime, fullTime, unreadLabel } from './format.js';
 
@@ -77,7 +78,7 @@ function updateGlyph(glyph, { kind }, partner) {
 function previewOf({ kind, last_message: last }, me) {
   if (!last) return kind === 'session' ? 'Ask the agent something' : 'Nothing said yet';
   if (last.deleted_at) return 'Message deleted';
-  const text = (last.body?.text ?? '').replace(/[`*]{1,3}|\s+/g, ' ').trim().slice(0, 120);
+  const text = plainLine(last.body?.text ?? '');
   if (last.sender === me.sub) return `You: ${text}`;
   return kind === 'channel' ? `${last.name || last.sender}: ${text}` : text;
 }

@@ -41,7 +41,10 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
     if (isAtEnd) conversation.trim(KEEP_RECORDS);
     const items = flow({ records: timeline.records, turns, entries: outbox.entries, me: me.sub, unreadAfter, dayOf });
     // A pending message and its record share a key and must share an element.
-    for (const item of items) if (item.type === 'pending') item.type = 'message';
+    for (const item of items) {
+      if (item.type === 'pending') item.type = 'message';
+      if (item.type === 'turn') item.isInterrupted = conversation.status === 'offline';
+    }
     const anchor = isAtEnd ? null : firstVisible();
     components = keyed(list, items, components, create);
     const isStart = timeline.position !== null && !timeline.hasOlder;

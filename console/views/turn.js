@@ -29,7 +29,7 @@ export function turnView() {
   let components = new Map();
   let shown = null;
 
-  const update = ({ turn }) => {
+  const update = ({ turn, isInterrupted }) => {
     const streaming = turn.steps.findLast((step) => !step.done && step.type === 'model');
     const isRunning = turn.state === 'running' && !turn.answer;
     element.dataset.state = turn.answer ? 'completed' : turn.state;
@@ -41,7 +41,8 @@ export function turnView() {
       time.dateTime = at;
       time.title = fullTime(at);
     }
-    setText(status, isRunning ? activity(turn, streaming) : '');
+    element.classList.toggle('is-interrupted', isRunning && isInterrupted);
+    setText(status, isRunning ? activity(turn, streaming, isInterrupted) : '');
     components = keyed(steps, stepItems(turn, streaming), components, () => stepView());
     steps.hidden = components.size === 0;
     const text = turn.answer?.body?.text ?? streaming?.text ?? closing(turn)?.text ?? '';
@@ -57,7 +58,9 @@ export function turnView() {
   return { element, update };
 }
 
-function activity(turn, streaming) {
+/** Without a connection nobody knows how far the agent is. */
+function activity(turn, streaming, isInterrupted) {
+  if (isInterrupted) return 'Interrupted: no connection';
   if (streaming?.text) return 'Writing…';
   return turn.steps.some((step) => step.type === 'tool' && step.done) ? 'Reading the result…' : 'Thinking…';
 }

@@ -7,7 +7,7 @@ import { FakeClock, counter, fakeStorage, fakeWebSockets, message, never, settle
 
 const TOPIC = 'conversation:c';
 
-function world() {
+function world(more = {}) {
   const clock = new FakeClock();
   const sockets = fakeWebSockets();
   const socket = new Socket({ url: 'ws://x', authorize: async () => [], WebSocket: sockets.FakeWebSocket, clock, random: never });
@@ -21,14 +21,14 @@ function world() {
       return { messages: [], head_seq: 0, log: 'l.1', more: false, ...page };
     },
   };
-  const conversation = new Conversation({ id: 'c', me: 'alice', api, socket, clock, random: never, newId: counter('k'), storage: fakeStorage() });
+  const conversation = new Conversation({ id: 'c', me: 'alice', api, socket, clock, random: never, newId: counter('k'), storage: fakeStorage(), ...more });
   const push = (event, payload) => sockets.latest.push(null, null, TOPIC, event, payload);
   return { clock, sockets, socket, pages, asked, conversation, push, seqs: () => conversation.timeline.records.map(({ seq }) => seq) };
 }
 
 /** Connected, first page loaded, joined and caught up at `page.head_seq`. */
-async function live(page) {
-  const made = world();
+async function live(page, more) {
+  const made = world(more);
   made.pages.push(page);
   made.socket.connect();
   await settle();
@@ -191,4 +191,19 @@ test('stopping leaves the channel and sends nothing more', async () => {
   conversation.say('late');
   await clock.advance(60_000);
   assert.equal(sockets.latest.count('message'), 0);
+});
+
+test('a message waits for what must come before it, and no longer', async () => {
+  let admit;
+  const waits = [new Promise((resolve) => { admit = resolve; }), null];
+  const { conversation, sockets, push } = await live({ messages: [], head_seq: 0 }, { beforeSending: () => waits.shift() });
+  conversation.say('first');
+  await settle();
+  assert.equal(sockets.latest.count('message'), 0);
+  admit();
+  await settle();
+  assert.equal(sockets.latest.count('message'), 1);
+  push('message', message(1, 'first', { sender: 'alice', client_msg_id: 'k1' }));
+  conversation.say('second');
+  assert.equal(sockets.latest.count('message'), 2);
 });

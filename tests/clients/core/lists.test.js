@@ -1,13 +1,16 @@
 /** The smaller pieces: inbox, presence, reading order, ids, session, connection state, directives. */
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
+import { Admission } from '../../../console/core/admission.js';
+import { Api } from '../../../console/core/api.js';
 import { connectionState } from '../../../console/core/connection.js';
 import { obeyDirectives } from '../../../console/core/directive.js';
 import { Refusal, parseDirective } from '../../../console/core/errors.js';
 import { flow } from '../../../console/core/flow.js';
-import { developmentSubject, directId, isConversationId, parseConversationId, slug } from '../../../console/core/identifiers.js';
+import { developmentSubject, directId, isChannelId, isConversationId, parseConversationId, slug } from '../../../console/core/identifiers.js';
 import { Inbox } from '../../../console/core/inbox.js';
 import { Presence } from '../../../console/core/presence.js';
+import { plainLine } from '../../../console/core/preview.js';
 import { Session, claims, tokenProtocols } from '../../../console/core/session.js';
 import { Socket } from '../../../console/core/socket.js';
 import { Turns } from '../../../console/core/turns.js';
@@ -105,6 +108,7 @@ test('ids that people can live with', () => {
   assert.equal(parseConversationId(' #tide '), 'tide');
   assert.equal(parseConversationId('no spaces'), null);
   assert.equal(parseConversationId('#/c/%'), null);
+  assert.deepEqual(['tide', 'session-notes', directId('a', 'b'), `session-${crypto.randomUUID()}`].map(isChannelId), [true, true, false, false]);
 });
 
 test('a session is kept per tab, knows when it is stale, and refuses what is no token', () => {
@@ -153,4 +157,69 @@ test('directives: only whole ones, only inside the budget', async () => {
   await clock.advance(10_000);
   assert.equal(await result, 'overloaded');
   assert.equal(calls, 3);
+});
+
+test('what was refused stays where it was refused; what is on its way comes last', () => {
+  const records = [message(1, 'a'), message(4, 'b'), message(6, 'c')];
+  const entry = (id, state, after) => ({ client_msg_id: id, body: { text: id }, created_at: 0, state, after });
+  const entries = [entry('again', 'queued', null), entry('early', 'failed', 0), entry('old', 'failed', null), entry('mid', 'failed', 4), entry('late', 'failed', 6)];
+  const items = flow({ records, turns: new Turns(), entries, me: 'alice', dayOf: () => 'd' });
+  assert.deepEqual(items.map(({ key }) => key), ['c:early', 'day:d', 'm:1', 'm:4', 'c:mid', 'm:6', 'c:late', 'c:again', 'c:old']);
+});
+
+test('the preview drops marks of emphasis and code, and nothing else', () => {
+  const cases = [
+    ['what is 12 * 34?', 'what is 12 * 34?'],
+    ['2*3*4 and a_b_c', '2*3*4 and a_b_c'],
+    ['a * b, c * d', 'a * b, c * d'],
+    ['a _ b _ c, __init', 'a _ b _ c, __init'],
+    ['the **tide table**, *now* and _then_!', 'the tide table, now and then!'],
+    ['**both *at* once**', 'both at once'],
+    ['`a * b * c` and `*x*`', 'a * b * c and *x*'],
+    ['see\n```sh\nls *\n```\nthere', 'see ls * there'],
+    ['* a point\n* another', '* a point * another'],
+    ['a lone ` and *', 'a lone ` and *'],
+    ['', ''],
+  ];
+  for (const [text, expected] of cases) assert.equal(plainLine(text), expected, JSON.stringify(text));
+  assert.equal(plainLine('x'.repeat(10_000)).length, 120);
+});
+
+test('too large is said in kilobytes, as far as the server gave numbers', () => {
+  const words = (detail) => new Refusal({ code: 'too_large', detail }).detail;
+  assert.equal(words('body: is 70013 bytes long; at most 65536 are allowed'), 'Too long: 69 KB of at most 64 KB.');
+  assert.equal(words('body: is 65537 bytes long; at most 65536 are allowed'), 'Too long: 65 KB of at most 64 KB.');
+  assert.equal(words('a request has at most 65536 bytes'), 'a request has at most 65536 bytes');
+  assert.equal(words(undefined), 'That is too large to send.');
+});
+
+test('writing makes a member: once, and not again where that was refused', async () => {
+  const summaries = new Map();
+  const inbox = { isLoaded: false, get: (id) => summaries.get(id) ?? null };
+  const answers = [];
+  let asked = 0;
+  const join = async () => {
+    asked += 1;
+    const answer = answers.shift();
+    if (answer) throw answer;
+  };
+  const admission = new Admission({ id: 'c', inbox, join });
+  assert.deepEqual([admission.isMember, admission.joinsByWriting], [null, false]);
+  inbox.isLoaded = true;
+  assert.deepEqual([admission.isMember, admission.joinsByWriting], [false, true]);
+  answers.push(new Refusal({ code: 'disconnected' }), new Refusal({ code: 'overloaded', retry: { after_ms: 1 } }), new Refusal({ code: 'forbidden' }));
+  for (let count = 0; count < 3; count += 1) await admission.beforeSending();
+  assert.equal(asked, 3);
+  assert.deepEqual([admission.joinsByWriting, admission.beforeSending()], [false, null]);
+  const other = new Admission({ id: 'c', inbox, join });
+  await other.beforeSending();
+  summaries.set('c', {});
+  assert.deepEqual([other.isMember, other.joinsByWriting, other.beforeSending(), asked], [true, false, null, 4]);
+});
+
+test('creating says whether there was one already', async () => {
+  const statuses = [201, 200];
+  const api = new Api({ fetch: async () => new Response('{"id":"c"}', { status: statuses.shift() }), token: () => 't' });
+  assert.deepEqual(await api.create('c', { kind: 'channel' }), { conversation: { id: 'c' }, isNew: true });
+  assert.deepEqual(await api.create('c', { kind: 'channel' }), { conversation: { id: 'c' }, isNew: false });
 });

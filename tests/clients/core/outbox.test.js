@@ -133,3 +133,23 @@ test('holds a hundred at most', () => {
   for (let count = 0; count < 100; count += 1) assert.equal(outbox.add({ text: 'x' }), true);
   assert.equal(outbox.add({ text: 'x' }), false);
 });
+
+test('a refused message is placed behind what was there, until it is tried again; a reload keeps the place', async () => {
+  const storage = fakeStorage();
+  let position = 3;
+  const more = { storage, position: () => position };
+  const { outbox } = outboxWith([{ seq: 8 }, refusal('rate_limited', { after_ms: 10, budget_ms: 5 }), { seq: 9 }], more);
+  const places = (box) => box.entries.map(({ state, after }) => [state, after]);
+  outbox.add({ text: 'a' });
+  outbox.add({ text: 'b' });
+  outbox.online();
+  await settle();
+  // The first one's record has not come yet, but it precedes the refusal.
+  assert.deepEqual(places(outbox), [['acked', null], ['failed', 8]]);
+  outbox.settle('k1');
+  position = 20;
+  assert.deepEqual(places(outboxWith([{ seq: 30 }], more).outbox), [['failed', 8]]);
+  Object.assign(outbox.entries[0].error, { retry: { after_ms: 10, budget_ms: 5_000 } });
+  outbox.retry('k2');
+  assert.deepEqual(places(outbox), [['sending', null]]);
+});

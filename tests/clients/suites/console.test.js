@@ -138,8 +138,48 @@ describe('the console', { timeout: 420_000 }, () => {
     await carol.page.getByRole('button', { name: 'Join' }).click();
     await carol.entry('Open door').waitFor();
     assert.equal(await carol.page.getByRole('button', { name: 'Join' }).isVisible(), false);
-    await carol.page.goto(`${server.url}/#/c/nowhere`);
+  });
+
+  test('whoever writes from outside joins by writing', async () => {
+    await server.channel(await server.token('alice'), 'threshold', { title: 'Threshold' });
+    const carol = await enter('carol', '/#/c/threshold');
+    await carol.settled();
+    await carol.page.getByText('You are looking in from outside.').waitFor();
+    await carol.page.getByPlaceholder('Write a message to join').waitFor();
+    await carol.say('May I?');
+    await carol.entry('Threshold').waitFor();
+    await carol.page.getByText('You are looking in from outside.').waitFor({ state: 'hidden' });
+    await carol.page.getByPlaceholder('Write a message', { exact: true }).waitFor();
+    await until(async () => (await server.texts(await server.token('alice'), 'threshold')).join() === 'May I?', 'it to be stored once');
+  });
+
+  test('a link to nothing says so in one sentence, and offers to go back or to create it', async () => {
+    const carol = await enter('carol', '/#/c/nowhere');
     await carol.page.getByText('There is no conversation here.').waitFor();
+    assert.equal(await carol.page.getByRole('button', { name: 'People and invitations' }).isVisible(), false);
+    await shoot(carol.page, 'nowhere');
+    await carol.page.getByRole('link', { name: 'Back', exact: true }).click();
+    await carol.page.getByText('Hello, carol').waitFor();
+    await carol.page.goto(`${server.url}/#/c/nowhere`);
+    await carol.page.getByRole('button', { name: 'Create it' }).click();
+    await carol.settled();
+    await carol.entry('nowhere').waitFor();
+    await carol.say('somewhere now');
+    await carol.sees('somewhere now');
+  });
+
+  test('a channel whose name is taken is not opened unasked', async () => {
+    await server.channel(await server.token('alice'), 'taken', { title: 'Taken' });
+    const carol = await enter('carol');
+    await carol.page.getByRole('button', { name: 'New conversation' }).first().click();
+    const dialog = carol.page.getByRole('dialog');
+    await dialog.getByRole('textbox').fill('Taken');
+    await dialog.getByRole('button', { name: 'Create channel' }).click();
+    await dialog.getByText('A channel with this name exists already.').waitFor();
+    assert.equal(await carol.page.getByRole('heading', { level: 1, name: 'Taken' }).count(), 0);
+    await dialog.getByRole('button', { name: 'Open it' }).click();
+    await dialog.waitFor({ state: 'detached' });
+    await carol.page.getByRole('heading', { level: 1, name: 'Taken' }).waitFor();
   });
 
   test('a direct conversation is the same for both and named after the other', async () => {
@@ -243,6 +283,7 @@ describe('the console', { timeout: 420_000 }, () => {
     await until(async () => (await alice.page.locator('.answer.is-streaming').innerText().catch(() => '')).length > 5, 'the stream to be under way');
     await server.kill();
     await alice.connection('disconnected');
+    await alice.page.locator('.turn.is-interrupted').getByText('Interrupted: no connection').waitFor();
     await server.run();
     await alice.page.getByRole('button', { name: 'Try now' }).click({ timeout: 2_000 }).catch(() => {});
     await alice.page.locator('.turn[data-state=failed]').getByText('The server stopped in the middle of this answer.').waitFor();
@@ -290,13 +331,17 @@ describe('the console', { timeout: 420_000 }, () => {
     const failed = alice.page.locator('.message[data-state=failed]');
     await failed.waitFor();
     assert.equal(await failed.getByRole('button', { name: 'Try again' }).count(), 0);
-    assert.ok((await failed.locator('.message-state').innerText()).length > 20);
+    await failed.getByText('Too long: 69 KB of at most 64 KB.').waitFor();
+    assert.ok((await failed.locator('.bubble').boundingBox()).height < 120);
+    await alice.say('shorter');
+    await alice.sees('shorter');
+    await until(async () => (await alice.messages()).at(-1) === 'shorter', 'the refused one to stay where it was');
     await shoot(alice.page, 'refused');
     await failed.getByRole('button', { name: 'Show all of it' }).click();
     assert.ok((await failed.locator('.bubble').boundingBox()).height > 1_000);
     await failed.getByRole('button', { name: 'Discard' }).click();
     await failed.waitFor({ state: 'detached' });
-    assert.deepEqual(await alice.messages(), []);
+    assert.deepEqual(await alice.messages(), ['shorter']);
   });
 
   test('whatever people write is text: names, titles, messages, links', async () => {

@@ -32,13 +32,17 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
   const placeEntry = (entry) => {
     const isContinued = previous?.sender === me && entry.created_at - Date.parse(previous.at) < GROUP_MS;
     items.push({ key: `c:${entry.client_msg_id}`, type: 'pending', entry, isContinued });
-    previous = { sender: me, at: new Date(entry.created_at).toISOString() };
+    previous = { sender: me, at: timeOf(entry) };
   };
   const isPlaced = ({ state, after }) => state === 'failed' && Number.isSafeInteger(after);
   const refused = entries.filter(isPlaced).sort((a, b) => a.after - b.after);
 
   for (const record of records) {
-    while (refused.length > 0 && refused[0].after < record.seq) placeEntry(refused.shift());
+    while (refused.length > 0 && refused[0].after < record.seq) {
+      const entry = refused.shift();
+      if (dayOf(timeOf(entry)) === dayOf(record.at)) startDay(record.at);
+      placeEntry(entry);
+    }
     const turn = turnOf(record);
     if (turn !== null && placed.has(turn)) continue;
     if (turn === null && !isShown(record)) continue;
@@ -66,6 +70,8 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
   for (const entry of [...refused, ...entries.filter((entry) => !isPlaced(entry))]) placeEntry(entry);
   return items;
 }
+
+const timeOf = (entry) => new Date(entry.created_at).toISOString();
 
 const isShown = (record) => record.kind === 'message' || record.kind === 'event';
 

@@ -14,7 +14,8 @@ const FACES = 4;
 
 /**
  * `title()`: what it is called now. `admission`: whether I am a member, or will be by writing.
- * `onJoin()`: makes me a member. `onCreate()`: makes a channel of an id that nobody has, null where that cannot be. `onPeople()`: opens the people dialog. `announce(text)`: to screen readers.
+ * `onJoin()`: makes me a member. `onCreate()`: makes a channel of an id that nobody has, null where that cannot be.
+ * `onPeople()`: opens the people dialog. `announce(text)`: to screen readers.
  */
 export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce }) {
   const heading = h('h1.stage-title', { tabindex: '-1' });

@@ -164,7 +164,7 @@ test('what was refused stays where it was refused; what is on its way comes last
   const entry = (id, state, after) => ({ client_msg_id: id, body: { text: id }, created_at: 0, state, after });
   const entries = [entry('again', 'queued', null), entry('early', 'failed', 0), entry('old', 'failed', null), entry('mid', 'failed', 4), entry('late', 'failed', 6)];
   const items = flow({ records, turns: new Turns(), entries, me: 'alice', dayOf: () => 'd' });
-  assert.deepEqual(items.map(({ key }) => key), ['c:early', 'day:d', 'm:1', 'm:4', 'c:mid', 'm:6', 'c:late', 'c:again', 'c:old']);
+  assert.deepEqual(items.map(({ key }) => key), ['day:d', 'c:early', 'm:1', 'm:4', 'c:mid', 'm:6', 'c:late', 'c:again', 'c:old']);
 });
 
 test('the preview drops marks of emphasis and code, and nothing else', () => {

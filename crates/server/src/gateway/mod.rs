@@ -17,6 +17,7 @@ mod members;
 mod messages;
 mod operations;
 mod socket;
+mod stall;
 mod streams;
 
 #[cfg(test)]
@@ -35,7 +36,7 @@ use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal, Retry};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::auth::extract;
 use crate::auth::grants::Principal;
@@ -72,6 +73,9 @@ pub const ROUTES: &[(&str, &[&str])] = &[
 const RECONNECT_LEAST_MS: u64 = 500;
 /// What each connected client adds to it, in milliseconds: a hundred a second come back.
 const RECONNECT_SPREAD_MS: u64 = 10;
+
+/// Pages of history read from the store at once, over all clients.
+const HISTORY_READS: usize = 2;
 
 /// What a gateway is made of.
 pub struct Components {
@@ -122,6 +126,8 @@ struct Shared {
     limits: Limits,
     rate: Rate,
     rates: Mutex<SenderLimits>,
+    /// Pages of history read at once, so that they leave the store's readers to others, too.
+    history_reads: Semaphore,
     reconnect_jitter_ms: u64,
     /// HTTP connections, until they become sockets.
     connections: Arc<AtomicUsize>,
@@ -212,6 +218,7 @@ impl Gateway {
             limits,
             rate,
             rates: Mutex::new(rates),
+            history_reads: Semaphore::new(HISTORY_READS),
             reconnect_jitter_ms,
             connections: Arc::default(),
             token_ttl_ms,

@@ -2,9 +2,9 @@
 //!
 //! Invariant: nothing that a client sent is silently ignored; an error names the field and the limit.
 
-use std::time::Duration;
-
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use conch_core::ids::{ConvRef, ConversationId};
+use conch_core::json::is_deeper_than;
 use conch_core::refusal::{Code, Refusal};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
@@ -36,29 +36,23 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
         let announced =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        let time_limit = Duration::from_millis(gateway.limits().request_timeout_ms);
+        // A body that trickles in is cut off by the time limit that the listener sets for the whole request.
         let mut body = request.into_body();
-        let read = async {
-            if announced.is_some_and(|bytes| bytes > limit as u64) {
+        if announced.is_some_and(|bytes| bytes > limit as u64) {
+            discard(&mut body).await;
+            return Err(too_large(limit).into());
+        }
+        let bytes = match Limited::new(&mut body, limit).collect().await {
+            Ok(collected) => collected.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
                 discard(&mut body).await;
-                return Err(too_large(limit));
+                return Err(too_large(limit).into());
             }
-            match Limited::new(&mut body, limit).collect().await {
-                Ok(collected) => Ok(collected.to_bytes()),
-                Err(error) if error.is::<LengthLimitError>() => {
-                    discard(&mut body).await;
-                    Err(too_large(limit))
-                }
-                Err(error) => Err(invalid(format!("the request body could not be read: {error}"))),
-            }
+            Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
         };
-        let bytes = tokio::time::timeout(time_limit, read).await.unwrap_or_else(|_| {
-            let detail = format!("the request body did not arrive within {} ms", time_limit.as_millis());
-            Err(invalid(detail))
-        })?;
         let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
         let depth_limit = gateway.limits().body_depth + 2;
-        if depth(text) > depth_limit {
+        if is_deeper_than(text, depth_limit) {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
         serde_json::from_str(text).map(Self).map_err(|error| invalid(error.to_string()).into())
@@ -106,41 +100,18 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Gateway> for Path<T> {
     }
 }
 
+/// The conversation that a path names.
+///
+/// # Errors
+/// `invalid_request`: the id is not well-formed.
+pub(super) fn conversation_ref(id: &str) -> Result<ConvRef, HttpError> {
+    Ok(id.parse::<ConversationId>()?.into())
+}
+
 fn too_large(limit: usize) -> Refusal {
     Refusal::new(Code::TooLarge, format!("the request body is over {limit} bytes"))
 }
 
 fn invalid(detail: String) -> Refusal {
     Refusal::new(Code::InvalidRequest, detail)
-}
-
-/// The deepest nesting of a text that may be JSON, without recursion.
-fn depth(text: &str) -> usize {
-    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' if !in_string => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    deepest
-}
-
-#[cfg(test)]
-mod tests {
-    use super::depth;
-
-    #[test]
-    fn depth_ignores_strings() {
-        assert_eq!(depth(r#"{"a":[1,{"b":"[[[\"[["}]}"#), 3);
-        assert_eq!(depth("\"[[[\""), 0);
-        assert_eq!(depth(&"[".repeat(1_000_000)), 1_000_000);
-    }
 }

@@ -14,6 +14,7 @@ use conch_store::{CursorOutcome, StoreError};
 use futures_util::future::join_all;
 use tokio::sync::{Notify, oneshot};
 
+use crate::metrics::Queue;
 use crate::node::Node;
 use crate::owner::store_refusal;
 
@@ -73,6 +74,7 @@ impl Cursors {
         {
             let mut waiting = self.waiting();
             if waiting.count >= WAITING_MAX {
+                self.shared.node.metrics.limit_hit(Queue::Cursors);
                 let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
                 return Err(Refusal::retry(Code::Overloaded, "too many cursors wait to be written", retry));
             }

@@ -59,15 +59,19 @@ label! {
     Queue = "queue" {
         /// Writes that wait for one conversation's owner.
         Owner = "owner",
+        /// Inputs that wait for their turn in one session.
+        Turns = "turns",
         /// Appends that wait for the commit loop.
         Commit = "commit",
+        /// Frames that wait for one follower of an owner, which is dropped then.
+        Follower = "follower",
         /// Bytes that wait for one socket or stream.
         Outbox = "outbox",
-        /// Ownership claims in flight.
+        /// Cursors that wait to be written.
+        Cursors = "cursors",
+        /// Ownership claims in flight; one more waits.
         Claims = "claims",
-        /// Requests that wait for a claim.
-        ClaimWaiters = "claim_waiters",
-        /// Reads of the store in flight.
+        /// Reads for catching up in flight; one more waits.
         Reads = "reads",
         /// Client connections.
         Connections = "connections",
@@ -83,16 +87,8 @@ label! {
         Pushes = "pushes",
         /// How far behind a client may be.
         CatchUp = "catch_up",
-        /// Conversations owned.
-        Owned = "owned",
-        /// Members of one conversation.
-        Members = "members",
-        /// Turns that run, or wait in one conversation.
-        Turns = "turns",
         /// Requests that were not answered in time.
         RequestTime = "request_time",
-        /// Senders whose allowance is remembered.
-        Senders = "senders",
     }
 }
 
@@ -113,12 +109,8 @@ label! {
 label! {
     /// Where a turn that has not ended is.
     LiveTurn = "state" {
-        /// Behind another one.
-        Queued = "queued",
         /// At work.
         Running = "running",
-        /// For somebody's answer.
-        Waiting = "waiting",
     }
 }
 
@@ -223,8 +215,6 @@ metrics! {
     commit_batch: Histogram = batches(), "commit_batch_records";
     /// Times that a queue, table or window was at its limit.
     limit_hits: Family<Label, Counter> = Family::default(), "limit_hits";
-    /// What waits in a queue now.
-    queue_depth: Family<Label, Gauge> = Family::default(), "queue_depth";
     /// Conversations that this node owns.
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
     /// Attempts to own a conversation, by outcome.
@@ -308,12 +298,6 @@ impl Metrics {
         self.limit_hits.get_or_create(&queue.label()).inc();
     }
 
-    /// The gauge of a queue's depth, to be kept by whoever fills and empties it.
-    #[must_use]
-    pub fn depth(&self, queue: Queue) -> Gauge {
-        self.queue_depth.get_or_create_owned(&queue.label())
-    }
-
     /// Counts an attempt to own a conversation.
     pub fn claimed(&self, outcome: ClaimOutcome) {
         self.claims.get_or_create(&outcome.label()).inc();
@@ -393,7 +377,6 @@ mod tests {
         metrics.refused(Code::Overloaded);
         metrics.committed(3, Duration::from_millis(2));
         metrics.limit_hit(Queue::Outbox);
-        metrics.depth(Queue::Commit).set(7);
         metrics.claimed(ClaimOutcome::Won);
         metrics.lease_valid_for(Duration::from_millis(11_500));
         metrics.turns(LiveTurn::Running).inc();
@@ -409,7 +392,6 @@ mod tests {
             "conch_commit_duration_seconds_bucket{le=\"0.0025\"} 1",
             "conch_commit_batch_records_sum 3.0",
             "conch_limit_hits_total{queue=\"outbox\"} 1",
-            "conch_queue_depth{queue=\"commit\"} 7",
             "conch_claims_total{outcome=\"won\"} 1",
             "conch_lease_validity_seconds 11.5",
             "conch_turns{state=\"running\"} 1",

@@ -200,6 +200,7 @@ impl Router {
                 router.table().entries.remove(&conversation.key);
             }
             drop(settled);
+            // A caller who went away needs no answer.
             let _ = answer.send(result);
         });
         outcome.await.unwrap_or_else(|_| Err(moved()))
@@ -209,7 +210,10 @@ impl Router {
         if let Some(tenure) = tenure {
             return Ok(tenure);
         }
-        let _permit = self.shared.claims.acquire().await.map_err(|_| draining())?;
+        if self.shared.claims.available_permits() == 0 {
+            self.shared.node.metrics.limit_hit(metrics::Queue::Claims);
+        }
+        let _permit = self.shared.claims.acquire().await.expect("the semaphore is never closed");
         let store = &self.shared.node.store;
         let resolution = store.resolve(conversation).await.map_err(|error| store_refusal(&error))?;
         let Some(resolution) = resolution else {
@@ -348,7 +352,7 @@ impl Router {
         let Tenure { conversation, reign, .. } = tenure;
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.shared.node.me };
         if let Err(error) = self.shared.node.store.release(&held, reign.first_seq).await {
-            tracing::warn!(conversation = %conversation.id, %error, "a lease was not released");
+            tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released");
         }
     }
 
@@ -387,6 +391,7 @@ impl Router {
     }
 }
 
-fn draining() -> Refusal {
+/// The refusal of a node that stops.
+pub(crate) fn draining() -> Refusal {
     Refusal::retry(Code::Draining, "the node shuts down", Retry { after_ms: 1_000, budget_ms: 30_000 })
 }

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use super::sink::{Push, Sink};
 use super::{Attach, Command, HubHandle, SessionId, Shared};
 use crate::frame::{Address, Frame};
+use crate::metrics::Queue;
 
 /// What a catch-up works on.
 pub(super) struct CatchUpTask {
@@ -69,7 +70,10 @@ impl CatchUpTask {
             kinds: Vec::new(),
         };
         let page = {
-            let _turn = self.shared.reads.acquire().await;
+            if self.shared.reads.available_permits() == 0 {
+                self.shared.node.metrics.limit_hit(Queue::Reads);
+            }
+            let _permit = self.shared.reads.acquire().await.expect("the semaphore is never closed");
             self.shared.node.store.range(&query).await
         };
         let page = match page {

@@ -57,6 +57,7 @@ async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
 fn fail_all(answers: Vec<oneshot::Sender<AppendOutcome>>, error: &StoreError) {
     tracing::warn!(%error, batches = answers.len(), "a group commit failed");
     for answer in answers {
+        // An owner that is gone needs no answer.
         let _ = answer.send(AppendOutcome::Failed(error.clone()));
     }
 }

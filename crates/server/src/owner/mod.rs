@@ -23,6 +23,7 @@ use conch_core::sequencer::{Receipt, Reign};
 use conch_core::turn::live::LiveEvent;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::metrics::{Metrics, Queue};
 use crate::turn::agents::Agents;
 
 pub use follow::{Follow, FollowFrame, Published};
@@ -74,6 +75,7 @@ pub(crate) enum End {
 pub struct OwnerHandle {
     pub(crate) epoch: Epoch,
     pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl OwnerHandle {
@@ -94,7 +96,10 @@ impl OwnerHandle {
     pub fn submit(&self, drafts: Vec<Draft>, reply: Reply) {
         let refused = match self.commands.try_send(Command::Append { drafts, reply }) {
             Ok(()) => return,
-            Err(mpsc::error::TrySendError::Full(command)) => (command, overloaded()),
+            Err(mpsc::error::TrySendError::Full(command)) => {
+                self.metrics.limit_hit(Queue::Owner);
+                (command, overloaded())
+            }
             Err(mpsc::error::TrySendError::Closed(command)) => (command, moved()),
         };
         if let (Command::Append { reply, .. }, refusal) = refused {

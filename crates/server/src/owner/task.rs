@@ -21,7 +21,9 @@ use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
 use crate::frame::{Address, Frame};
-use crate::metrics::EndedTurn;
+use crate::metrics::{EndedTurn, Queue};
+
+mod sessions;
 
 /// Time between two position marks to followers, and between two looks at idleness.
 const TICK: Duration = Duration::from_secs(1);
@@ -29,7 +31,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// Starts an owner's task.
 pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
-    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands };
+    let metrics = Arc::clone(&charge.node.metrics);
+    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands, metrics };
     let seams = charge.node.seams.clone();
     let owner = Owner::new(charge, inbox, handle.commands.clone());
     seams.spawn("owner", async move { on_end(owner.run().await) });
@@ -100,7 +103,8 @@ impl Owner {
 
     async fn run(mut self) -> End {
         if let Err(error) = self.thaw().await {
-            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %error, "a session was not thawed");
+            let epoch = self.sequencer.epoch();
+            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %epoch, %error, "a session was not thawed");
             return self.ended();
         }
         loop {
@@ -208,11 +212,11 @@ impl Owner {
             }
             AppendOutcome::Fenced => {
                 self.charge.node.metrics.fenced_writes.inc();
-                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "fenced");
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was fenced");
                 Input::Ended(moved())
             }
             AppendOutcome::Rewound => {
-                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "rewound");
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was of another generation");
                 Input::Ended(moved())
             }
             AppendOutcome::Failed(error) if error.is_ambiguous() => Input::Ended(moved()),
@@ -242,7 +246,10 @@ impl Owner {
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                // Counted where the client is told.
+                // The refusal itself is counted where the client is told.
+                if refusal.code == Code::Overloaded {
+                    self.charge.node.metrics.limit_hit(Queue::Owner);
+                }
                 self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
@@ -263,7 +270,8 @@ impl Owner {
     }
 
     fn report(&self, broken: &Broken) {
-        tracing::error!(conversation = %self.charge.tenure.conversation.id, %broken, "an owner stops");
+        let epoch = self.sequencer.epoch();
+        tracing::error!(conversation = %self.charge.tenure.conversation.id, %epoch, %broken, "an owner stops");
     }
 
     fn settle(&mut self, ticket: Ticket, result: Result<Vec<Receipt>, Refusal>) {
@@ -296,9 +304,15 @@ impl Owner {
         let (answer, outcome) = oneshot::channel();
         self.flight = Some(outcome);
         if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
-            // The queue is full or gone: nothing was written, for certain.
             let detail = error.to_string();
-            let (TrySendError::Full(submission) | TrySendError::Closed(submission)) = error;
+            let submission = match error {
+                TrySendError::Full(submission) => {
+                    self.charge.node.metrics.limit_hit(Queue::Commit);
+                    submission
+                }
+                TrySendError::Closed(submission) => submission,
+            };
+            // Nothing was written, for certain. The receiver is this owner's `flight`.
             let _ = submission.answer.send(AppendOutcome::Failed(StoreError::Unavailable(detail)));
         }
     }
@@ -321,7 +335,15 @@ impl Owner {
 
     /// A follower whose queue is full is dropped: its stream ends and it comes back with its position.
     fn send_to_followers(&mut self, frame: &FollowFrame) {
-        self.followers.retain(|follower| follower.try_send(frame.clone()).is_ok());
+        let metrics = &self.charge.node.metrics;
+        self.followers.retain(|follower| match follower.try_send(frame.clone()) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                metrics.limit_hit(Queue::Follower);
+                false
+            }
+            Err(TrySendError::Closed(_)) => false,
+        });
     }
 
     fn tick(&mut self) {
@@ -360,7 +382,9 @@ impl Owner {
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
         match self.charge.node.store.release(&held, reign.first_seq).await {
             Ok(_) => {}
-            Err(error) => tracing::warn!(conversation = %conversation.id, %error, "a lease was not released"),
+            Err(error) => {
+                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
+            }
         }
         self.followers.clear();
         for done in self.releasing.drain(..) {
@@ -389,8 +413,6 @@ impl Owner {
         }
     }
 }
-
-mod sessions;
 
 fn original(duplicate: Duplicate) -> (Seq, Original) {
     let Duplicate { seq, original } = duplicate;

@@ -1,6 +1,7 @@
 //! Who watches: joining, leaving, and telling everybody who is present.
 
 use super::*;
+use crate::metrics::Queue;
 
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {
@@ -71,7 +72,11 @@ impl Hub {
         let limit = self.shared.limits.catch_up_records;
         // When the store does not answer, catching up waits for it.
         let count = self.shared.node.store.count_after(&self.conversation, after, limit + 1).await;
-        count.is_ok_and(|count| count > limit)
+        let too_far = count.is_ok_and(|count| count > limit);
+        if too_far {
+            self.shared.node.metrics.limit_hit(Queue::CatchUp);
+        }
+        too_far
     }
 
     pub(super) fn remove_leavers(&mut self) {

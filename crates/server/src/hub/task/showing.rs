@@ -1,6 +1,7 @@
 //! How a hub shows: the same frame to everybody who is live, and the way back to live for those who are behind.
 
 use super::*;
+use crate::metrics::Queue;
 
 impl Hub {
     /// Pushes one frame to every live session; `seq` is a record's.
@@ -29,6 +30,7 @@ impl Hub {
         metrics.delivered.inc_by(delivered * frame.json().len() as u64);
         for (id, position) in behind {
             self.shared.node.metrics.slow_sessions.inc();
+            self.shared.node.metrics.limit_hit(Queue::Outbox);
             self.catch_up(id, position);
         }
     }

@@ -5,7 +5,6 @@ use conch_core::turn::journal;
 use conch_core::turn::live::{Applied, LiveEvent};
 
 use super::*;
-use crate::metrics::LiveTurn;
 use crate::owner::turns::OwnerPort;
 
 impl Owner {
@@ -26,7 +25,7 @@ impl Owner {
     pub(super) fn may_accept(&self, drafts: &[Draft]) -> Result<(), Refusal> {
         match &self.turns {
             Some(turns) if drafts.iter().any(|draft| journal::is_input(draft.kind, &draft.sender)) => {
-                turns.machine.may_accept()
+                turns.machine.may_accept().inspect_err(|_| self.charge.node.metrics.limit_hit(Queue::Turns))
             }
             _ => Ok(()),
         }
@@ -55,13 +54,11 @@ impl Owner {
                     if let Some(turns) = &mut self.turns {
                         turns.start_runner(node, agents, port, agent);
                     }
-                    self.charge.node.metrics.turns(LiveTurn::Running).inc();
                 }
                 turn::Action::StopRunner { turn } => {
                     if let Some(turns) = &mut self.turns {
                         turns.stop_runner(Some(turn));
                     }
-                    self.charge.node.metrics.turns(LiveTurn::Running).dec();
                     self.checkpoint_soon();
                 }
                 turn::Action::Due(due) if self.sequencer.is_idle() && self.flight.is_none() => self.write_due(due),

@@ -257,6 +257,7 @@ async fn a_body_that_never_comes_is_given_up() {
         alice.token.as_deref().expect("a token")
     );
     let (status, text) = Raw::exchange(node.started.listen, head.as_bytes()).await;
-    assert_eq!(status, 400, "{text}");
-    assert!(text.contains("did not arrive within 200 ms"), "{text}");
+    // As the contract says of every request that is not answered in time, its body included.
+    assert_eq!(status, 503, "{text}");
+    assert!(text.contains("conversation_unavailable") && text.contains("within 200 ms"), "{text}");
 }

@@ -220,7 +220,12 @@ impl Owner {
                 Input::Ended(moved())
             }
             AppendOutcome::Failed(error) if error.is_ambiguous() => Input::Ended(moved()),
-            AppendOutcome::Failed(error) => Input::Failed(store_refusal(&error)),
+            AppendOutcome::Failed(error) => {
+                if let StoreError::Damaged(_) = error {
+                    tracing::error!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), %error, "a write was refused");
+                }
+                Input::Failed(store_refusal(&error))
+            }
         };
         self.step(input);
         if landed {

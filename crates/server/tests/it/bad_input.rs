@@ -245,6 +245,7 @@ fn no_bytes_break_the_node() {
 async fn a_body_that_never_comes_is_given_up() {
     let node = Node::start_with(|config| {
         config.limits.route_ms = 100;
+        config.limits.join_wait_ms = 100;
         config.limits.request_timeout_ms = 200;
     })
     .await;

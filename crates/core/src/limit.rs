@@ -89,6 +89,8 @@ pub struct SenderLimits {
     buckets: BTreeMap<Subject, TokenBucket>,
     /// The same senders by the time at which their bucket is full.
     by_full_at: BTreeSet<(Monotonic, Subject)>,
+    /// Buckets that went before they were full.
+    evicted: u64,
 }
 
 impl SenderLimits {
@@ -96,7 +98,7 @@ impl SenderLimits {
     #[must_use]
     pub fn new(rate_per_s: u32, burst: u32, senders_max: usize) -> Self {
         let senders_max = senders_max.max(1);
-        Self { rate_per_s, burst, senders_max, buckets: BTreeMap::new(), by_full_at: BTreeSet::new() }
+        Self { rate_per_s, burst, senders_max, buckets: BTreeMap::new(), by_full_at: BTreeSet::new(), evicted: 0 }
     }
 
     /// Takes `tokens` from a sender's bucket.
@@ -125,6 +127,12 @@ impl SenderLimits {
         self.buckets.len()
     }
 
+    /// Senders forgotten before their time, over the limit; a counter.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
     /// True if nobody has sent for a while.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -135,9 +143,10 @@ impl SenderLimits {
         let mut bucket = TokenBucket::new(self.rate_per_s, self.burst);
         bucket.take(now, tokens)?;
         if self.buckets.len() >= self.senders_max
-            && let Some((_, nearest)) = self.by_full_at.pop_first()
+            && let Some((full_at, nearest)) = self.by_full_at.pop_first()
         {
             self.buckets.remove(&nearest);
+            self.evicted += u64::from(full_at > now);
         }
         self.by_full_at.insert((bucket.full_at(), sender.clone()));
         self.buckets.insert(sender.clone(), bucket);
@@ -209,6 +218,7 @@ mod tests {
         assert_eq!(limits.len(), 2, "a refused stranger is not remembered");
         assert_eq!(limits.take(at_ms(2_000), &sender(4), 1), Ok(()));
         assert_eq!(limits.len(), 1, "the two full ones are gone");
+        assert_eq!(limits.evicted(), 0, "in their time");
         assert!(!limits.is_empty());
     }
 
@@ -218,7 +228,7 @@ mod tests {
         limits.take(at_ms(0), &sender(1), 3).expect("a full bucket");
         limits.take(at_ms(0), &sender(2), 1).expect("a full bucket");
         limits.take(at_ms(0), &sender(3), 2).expect("a full bucket");
-        assert_eq!(limits.len(), 2);
+        assert_eq!((limits.len(), limits.evicted()), (2, 1));
         assert_eq!(limits.take(at_ms(0), &sender(1), 1), Err(Duration::from_secs(1)), "the emptiest stays");
     }
 

@@ -1,6 +1,7 @@
 //! The shell around `conch-core`: connections, tasks, clocks.
 
 pub mod auth;
+mod bounded;
 pub mod cluster;
 pub mod config;
 pub mod cursors;

@@ -55,24 +55,30 @@ macro_rules! label {
 }
 
 label! {
-    /// A bounded queue, table or window.
+    /// A bounded queue, table or window; docs/OPERATIONS.md says which setting bounds it.
     Queue = "queue" {
-        /// Writes that wait for one conversation's owner.
+        /// Writes that wait for one conversation's commit.
         Owner = "owner",
-        /// Inputs that wait for their turn in one session.
+        /// Commands that wait for one conversation's owner.
+        OwnerCommands = "owner_commands",
+        /// Messages that wait for a turn in one session.
         Turns = "turns",
-        /// Appends that wait for the commit loop.
+        /// Conversations that wait for the commit loop.
         Commit = "commit",
-        /// Frames that wait for one follower of an owner, which is dropped then.
-        Follower = "follower",
+        /// Ownership claims in flight.
+        Claims = "claims",
+        /// Frames that wait for one follower of an owner.
+        Followers = "followers",
+        /// Commands that wait for one hub.
+        HubCommands = "hub_commands",
+        /// How far behind a client may be.
+        CatchUp = "catch_up",
+        /// Reads for catching up in flight.
+        Reads = "reads",
         /// Bytes that wait for one socket or stream.
         Outbox = "outbox",
         /// Cursors that wait to be written.
         Cursors = "cursors",
-        /// Ownership claims in flight; one more waits.
-        Claims = "claims",
-        /// Reads for catching up in flight; one more waits.
-        Reads = "reads",
         /// Client connections.
         Connections = "connections",
         /// WebSockets.
@@ -85,10 +91,12 @@ label! {
         Topics = "topics",
         /// Pushes of one socket in flight.
         Pushes = "pushes",
-        /// How far behind a client may be.
-        CatchUp = "catch_up",
-        /// Requests that were not answered in time.
+        /// Bytes of one WebSocket frame.
+        Frame = "frame",
+        /// Time for a request's answer.
         RequestTime = "request_time",
+        /// Senders whose allowance is remembered.
+        Senders = "senders",
     }
 }
 
@@ -205,7 +213,7 @@ metrics! {
     pub duplicates: Counter = Counter::default(), "duplicates";
     /// Writes that the store refused because their epoch, owner or generation had passed.
     pub fenced_writes: Counter = Counter::default(), "fenced_writes";
-    /// Refusals, by code.
+    /// Refusals that clients were sent, by code.
     refusals: Family<Label, Counter> = Family::default(), "refusals";
     /// Writes over a sender's rate.
     pub rate_limited: Counter = Counter::default(), "rate_limited";
@@ -215,6 +223,8 @@ metrics! {
     commit_batch: Histogram = batches(), "commit_batch_records";
     /// Times that a queue, table or window was at its limit.
     limit_hits: Family<Label, Counter> = Family::default(), "limit_hits";
+    /// Conversations that wait for a commit, those in the one under way included.
+    pub commit_queue: Gauge = Gauge::default(), "commit_queue_conversations";
     /// Conversations that this node owns.
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
     /// Attempts to own a conversation, by outcome.
@@ -377,6 +387,7 @@ mod tests {
         metrics.refused(Code::Overloaded);
         metrics.committed(3, Duration::from_millis(2));
         metrics.limit_hit(Queue::Outbox);
+        metrics.commit_queue.set(7);
         metrics.claimed(ClaimOutcome::Won);
         metrics.lease_valid_for(Duration::from_millis(11_500));
         metrics.turns(LiveTurn::Running).inc();
@@ -392,6 +403,7 @@ mod tests {
             "conch_commit_duration_seconds_bucket{le=\"0.0025\"} 1",
             "conch_commit_batch_records_sum 3.0",
             "conch_limit_hits_total{queue=\"outbox\"} 1",
+            "conch_commit_queue_conversations 7",
             "conch_claims_total{outcome=\"won\"} 1",
             "conch_lease_validity_seconds 11.5",
             "conch_turns{state=\"running\"} 1",

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::frame::{Address, Frame};
 use crate::hub::sink::{FrameSink, Push};
+use crate::metrics::Queue;
 use crate::node::Node;
 
 /// How long changes gather before they are looked up.
@@ -338,7 +339,10 @@ impl Stream {
         loop {
             match self.sink.push(frame) {
                 Push::Accepted => return Ok(()),
-                Push::Behind => self.sink.room().await,
+                Push::Behind => {
+                    self.people.shared.node.metrics.limit_hit(Queue::Outbox);
+                    self.sink.room().await;
+                }
                 Push::Closed => return Err(Ended),
             }
         }

@@ -20,6 +20,7 @@ use conch_core::time::Monotonic;
 use conch_store::{Armed, ClaimOutcome, ClaimRequest, Held, Resolution};
 use tokio::sync::{Semaphore, watch};
 
+use crate::bounded;
 use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
@@ -210,10 +211,10 @@ impl Router {
         if let Some(tenure) = tenure {
             return Ok(tenure);
         }
-        if self.shared.claims.available_permits() == 0 {
-            self.shared.node.metrics.limit_hit(metrics::Queue::Claims);
-        }
-        let _permit = self.shared.claims.acquire().await.expect("the semaphore is never closed");
+        let node = &self.shared.node;
+        let _permit = bounded::acquire(&self.shared.claims, &node.metrics, metrics::Queue::Claims)
+            .await
+            .map_err(|_| draining())?;
         let store = &self.shared.node.store;
         let resolution = store.resolve(conversation).await.map_err(|error| store_refusal(&error))?;
         let Some(resolution) = resolution else {

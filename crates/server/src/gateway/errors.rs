@@ -21,13 +21,13 @@ impl<E: IntoRefusal> From<E> for HttpError {
     }
 }
 
+/// The response keeps the code among its extensions, where the listener finds it and counts it.
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let Self(refusal) = self;
         let status = StatusCode::from_u16(refusal.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = Response::new(Body::from(Problem::from(&refusal).to_json()));
         *response.status_mut() = status;
-        // For the count of refusals.
         response.extensions_mut().insert(refusal.code);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(problem::CONTENT_TYPE));

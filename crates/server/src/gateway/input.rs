@@ -9,6 +9,7 @@ use conch_core::refusal::{Code, Refusal};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::Gateway;
@@ -36,7 +37,7 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
         let announced =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        // A body that trickles in is cut off by the time limit that the listener sets for the whole request.
+        // The listener bounds how long this may take.
         let mut body = request.into_body();
         if announced.is_some_and(|bytes| bytes > limit as u64) {
             discard(&mut body).await;
@@ -55,7 +56,7 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         if is_deeper_than(text, depth_limit) {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
-        serde_json::from_str(text).map(Self).map_err(|error| invalid(error.to_string()).into())
+        Ok(Self(from_json(text)?))
     }
 }
 
@@ -81,9 +82,41 @@ impl<T: DeserializeOwned> FromRequestParts<Gateway> for Query<T> {
         let query = parts.uri.query().unwrap_or_default();
         let kept: Vec<&str> =
             query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("access_token=")).collect();
-        let parsed = serde_urlencoded::from_str(&kept.join("&"));
-        parsed.map(Self).map_err(|error| invalid(format!("query: {error}")).into())
+        Ok(Self(from_pairs(&kept)?))
     }
+}
+
+/// A value out of JSON text.
+///
+/// # Errors
+/// `invalid_request`; names the field by its path, such as `members[2]`.
+pub(super) fn from_json<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Refusal> {
+    serde_json::from_str(text).map_err(|error| {
+        // Read again with a record of the way, which what is valid need not pay for.
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let traced = serde_path_to_error::deserialize::<_, T>(&mut deserializer);
+        let path = traced.err().map(|error| error.path().to_string()).unwrap_or_default();
+        match path.as_str() {
+            // Of the whole: what is missing, or comes after it.
+            "" | "." | "?" => invalid(error.to_string()),
+            path => invalid(format!("{path}: {error}")),
+        }
+    })
+}
+
+/// A value out of the pairs of a query string.
+///
+/// # Errors
+/// `invalid_request`; names the parameter.
+fn from_pairs<T: DeserializeOwned>(pairs: &[&str]) -> Result<T, Refusal> {
+    serde_urlencoded::from_str(&pairs.join("&")).map_err(|error| {
+        // The parser does not say where it was. No parameter is mandatory, so the one at fault fails by itself, too.
+        let failing = |pair: &&&str| serde_urlencoded::from_str::<T>(pair).is_err();
+        match pairs.iter().find(failing).and_then(|pair| pair.split('=').next()) {
+            Some(name) => invalid(format!("{name}: {error}")),
+            None => invalid(format!("query: {error}")),
+        }
+    })
 }
 
 /// The parameters of a path.
@@ -114,4 +147,72 @@ fn too_large(limit: usize) -> Refusal {
 
 fn invalid(detail: String) -> Refusal {
     Refusal::new(Code::InvalidRequest, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use conch_core::ids::Subject;
+    use serde_json::value::RawValue;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Page {
+        after: Option<u64>,
+        limit: Option<usize>,
+        kinds: Option<String>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Body<'a> {
+        kind: conch_core::conversation::ConversationKind,
+        #[serde(default)]
+        members: Vec<Subject>,
+        page: Option<Page>,
+        #[serde(borrow)]
+        raw: Option<&'a RawValue>,
+    }
+
+    #[test]
+    fn an_error_in_a_query_names_the_parameter() {
+        let page = from_pairs::<Page>(&["after=7", "kinds=message%2Cevent"]).expect("valid");
+        assert_eq!(page, Page { after: Some(7), limit: None, kinds: Some("message,event".to_owned()) });
+        assert_eq!(from_pairs::<Page>(&[]).expect("valid"), Page::default());
+        for (pairs, expected) in [
+            (&["after=7", "limit=many"][..], "limit: invalid digit found in string"),
+            (&["after=-1", "limit=1"], "after: invalid digit found in string"),
+            (&["after="], "after: cannot parse integer from empty string"),
+            (&["limit=99999999999999999999"], "limit: number too large to fit in target type"),
+            (&["limit=1", "cursor=1"], "cursor: unknown field `cursor`, expected one of `after`, `limit`, `kinds`"),
+            (&["limit=1", "limit=2"], "query: duplicate field `limit`"),
+        ] {
+            let refusal = from_pairs::<Page>(pairs).expect_err("must be refused");
+            assert_eq!((refusal.code, refusal.detail.as_str()), (Code::InvalidRequest, expected));
+        }
+    }
+
+    #[test]
+    fn an_error_in_json_names_the_field() {
+        let text = r#"{"kind":"channel","members":["a"],"page":{"after":1},"raw":{"b" : 1.50}}"#;
+        let body = from_json::<Body<'_>>(text).expect("valid");
+        assert_eq!(body.kind, conch_core::conversation::ConversationKind::Channel);
+        assert_eq!((body.members.len(), body.page.and_then(|page| page.after)), (1, Some(1)));
+        assert_eq!(body.raw.map(RawValue::get), Some(r#"{"b" : 1.50}"#));
+        for (text, expected) in [
+            (r#"{"kind":"group"}"#, "kind: unknown variant `group`, expected one of `channel`, `direct`, `session`"),
+            (r#"{"kind":7}"#, "kind: "),
+            (r#"{"kind":"channel","page":{"after":"7"}}"#, "page.after: invalid type: string \"7\", expected u64"),
+            (r#"{"kind":"channel","members":["a",""]}"#, "members[1]: sub: is empty"),
+            (r#"{"kind":"channel","colour":1}"#, "colour: unknown field `colour`"),
+            ("{}", "missing field `kind`"),
+            ("[]", "invalid length 0"),
+            (r#"{"kind":"channel"} x"#, "trailing characters"),
+        ] {
+            let refusal = from_json::<Body<'_>>(text).expect_err("must be refused");
+            assert_eq!(refusal.code, Code::InvalidRequest);
+            assert!(refusal.detail.starts_with(expected), "{text}: {}", refusal.detail);
+        }
+    }
 }

@@ -51,6 +51,7 @@ async fn a_request_that_trickles_in_is_answered_in_time() {
     let took = begun.elapsed().as_millis();
     assert!((7_000..7_100).contains(&took), "{took}");
     assert!(metric(&gateway, "conch_limit_hits_total{queue=\"request_time\"} 1"));
+    assert!(metric(&gateway, "conch_refusals_total{code=\"conversation_unavailable\"} 1"));
 }
 
 #[tokio::test]
@@ -68,4 +69,20 @@ async fn a_development_token_lives_as_long_as_the_setting_says() {
         let ttl = i64::try_from(ttl_ms).expect("small");
         assert!((before + ttl..=after + ttl).contains(&expires.0), "{login}");
     }
+}
+
+#[tokio::test]
+async fn sockets_and_streams_over_the_limit_are_counted() {
+    let mut config = Config::default();
+    (config.limits.sockets, config.limits.streams) = (1, 1);
+    let gateway = testing::gateway(&config);
+    let held = (gateway.take_socket_slot(), gateway.take_stream_slot());
+    assert!(held.0.is_some() && held.1.is_some());
+    assert!(metric(&gateway, "conch_limit_hits_total{queue=\"sockets\"} 0"));
+    assert!(gateway.take_socket_slot().is_none() && gateway.take_stream_slot().is_none());
+    for queue in ["sockets", "streams"] {
+        assert!(metric(&gateway, &format!("conch_limit_hits_total{{queue=\"{queue}\"}} 1")), "{queue}");
+    }
+    drop(held);
+    assert!(gateway.take_socket_slot().is_some() && gateway.take_stream_slot().is_some());
 }

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::Gateway;
 use super::errors::IntoRefusal;
 use crate::auth::grants::{Access, Membership, Permission, Principal, RateLimit};
+use crate::metrics::Queue;
 
 /// A range of history as a client asks for it.
 #[derive(Debug, Clone, Default)]
@@ -71,7 +72,12 @@ impl Gateway {
         }
         let now = self.node().seams.now();
         let mut rates = self.shared.rates.lock().expect("no holder of the rates panics");
-        rates.take(now, &principal.sub, 1).map_err(|wait| {
+        let evicted = rates.evicted();
+        let taken = rates.take(now, &principal.sub, 1);
+        if rates.evicted() > evicted {
+            self.node().metrics.limit_hit(Queue::Senders);
+        }
+        taken.map_err(|wait| {
             self.node().metrics.rate_limited.inc();
             let after_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
             let rate = &self.shared.rate;

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::sink::{Push, Sink};
 use super::{Attach, Command, HubHandle, SessionId, Shared};
+use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 
@@ -55,7 +56,8 @@ impl CatchUpTask {
     async fn attach(&self) -> Attach {
         let (answer, attached) = oneshot::channel();
         let command = Command::Attach { id: self.id, position: self.position, answer };
-        if self.hub.commands.send(command).await.is_err() {
+        let metrics = &self.shared.node.metrics;
+        if bounded::send(&self.hub.commands, command, metrics, Queue::HubCommands).await.is_err() {
             return Attach::Gone;
         }
         attached.await.unwrap_or(Attach::Gone)
@@ -70,10 +72,7 @@ impl CatchUpTask {
             kinds: Vec::new(),
         };
         let page = {
-            if self.shared.reads.available_permits() == 0 {
-                self.shared.node.metrics.limit_hit(Queue::Reads);
-            }
-            let _permit = self.shared.reads.acquire().await.expect("the semaphore is never closed");
+            let _turn = bounded::acquire(&self.shared.reads, &self.shared.node.metrics, Queue::Reads).await;
             self.shared.node.store.range(&query).await
         };
         let page = match page {

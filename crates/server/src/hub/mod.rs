@@ -19,8 +19,10 @@ use std::time::Duration;
 
 use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
+use crate::bounded;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::router::Router;
@@ -140,7 +142,9 @@ impl Session {
     /// Shows the others that this one types.
     pub fn typing(&self, sub: Subject, name: Option<Arc<str>>) {
         // A hub that is too busy for this has better things to do.
-        let _ = self.hub.commands.try_send(Command::Typing { sub, name });
+        if let Err(TrySendError::Full(_)) = self.hub.commands.try_send(Command::Typing { sub, name }) {
+            self.hubs.shared.node.metrics.limit_hit(Queue::HubCommands);
+        }
     }
 }
 
@@ -213,14 +217,17 @@ impl Hubs {
         let session = self.enter(conversation)?;
         let id = session.id;
         let (answer, joined) = oneshot::channel();
-        if session.hub.commands.send(Command::Join { id, join, answer }).await.is_err() {
-            return Err(unavailable());
-        }
+        self.ask(&session.hub, Command::Join { id, join, answer }).await?;
         match joined.await {
             Ok(Ok(())) => Ok(session),
             Ok(Err(refusal)) => Err(refusal),
             Err(_) => Err(unavailable()),
         }
+    }
+
+    async fn ask(&self, hub: &HubHandle, command: Command) -> Result<(), Refusal> {
+        let sent = bounded::send(&hub.commands, command, &self.shared.node.metrics, Queue::HubCommands).await;
+        sent.map_err(|bounded::Gone| unavailable())
     }
 
     /// A session of the conversation's hub, which is started if there is none.
@@ -270,7 +277,7 @@ impl Hubs {
     pub async fn presence(&self, conversation: &ConvRef) -> Option<String> {
         let hub = self.existing(conversation)?;
         let (answer, presence) = oneshot::channel();
-        hub.commands.send(Command::Presence { answer }).await.ok()?;
+        self.ask(&hub, Command::Presence { answer }).await.ok()?;
         presence.await.ok()
     }
 
@@ -278,7 +285,7 @@ impl Hubs {
     pub async fn expel(&self, conversation: &ConvRef, sub: &Subject, reason: Refusal) {
         if let Some(hub) = self.existing(conversation) {
             // A hub that is gone has no sessions.
-            let _ = hub.commands.send(Command::Expel { sub: sub.clone(), reason }).await;
+            let _ = self.ask(&hub, Command::Expel { sub: sub.clone(), reason }).await;
         }
     }
 }

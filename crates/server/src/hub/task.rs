@@ -18,6 +18,7 @@ use super::catch_up::CatchUpTask;
 use super::sink::{CatchUp, Joined, Push, Sink};
 use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, unavailable};
 use crate::frame::{Address, Frame};
+use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame};
 
 mod following;

@@ -35,6 +35,7 @@ pub fn start(node: &Arc<Node>) -> Committer {
 async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
     let mut gathered = Vec::new();
     while submissions.recv_many(&mut gathered, node.limits.commit_batches).await > 0 {
+        node.metrics.commit_queue.set(count(gathered.len() + submissions.len()));
         let (batches, answers): (Vec<_>, Vec<_>) =
             gathered.drain(..).map(|submission| (submission.batch, submission.answer)).unzip();
         let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
@@ -51,7 +52,12 @@ async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
             }
             Err(error) => fail_all(answers, &error),
         }
+        node.metrics.commit_queue.set(count(submissions.len()));
     }
+}
+
+fn count(conversations: usize) -> i64 {
+    i64::try_from(conversations).unwrap_or(i64::MAX)
 }
 
 fn fail_all(answers: Vec<oneshot::Sender<AppendOutcome>>, error: &StoreError) {

@@ -23,6 +23,7 @@ use conch_core::sequencer::{Receipt, Reign};
 use conch_core::turn::live::LiveEvent;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::bounded;
 use crate::metrics::{Metrics, Queue};
 use crate::turn::agents::Agents;
 
@@ -97,7 +98,7 @@ impl OwnerHandle {
         let refused = match self.commands.try_send(Command::Append { drafts, reply }) {
             Ok(()) => return,
             Err(mpsc::error::TrySendError::Full(command)) => {
-                self.metrics.limit_hit(Queue::Owner);
+                self.metrics.limit_hit(Queue::OwnerCommands);
                 (command, overloaded())
             }
             Err(mpsc::error::TrySendError::Closed(command)) => (command, moved()),
@@ -114,10 +115,13 @@ impl OwnerHandle {
     pub async fn append(&self, drafts: Vec<Draft>) -> Result<Vec<Receipt>, Refusal> {
         let (answer, outcome) = oneshot::channel();
         let reply: Reply = Box::new(move |result| drop(answer.send(result)));
-        if self.commands.send(Command::Append { drafts, reply }).await.is_err() {
-            return Err(moved());
-        }
+        self.ask(Command::Append { drafts, reply }).await?;
         outcome.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    async fn ask(&self, command: Command) -> Result<(), Refusal> {
+        let sent = bounded::send(&self.commands, command, &self.metrics, Queue::OwnerCommands).await;
+        sent.map_err(|bounded::Gone| moved())
     }
 
     /// Attaches a follower between two commits (F1).
@@ -126,9 +130,7 @@ impl OwnerHandle {
     /// A refusal with a directive when the owner is gone or its lease uncertain.
     pub async fn follow(&self) -> Result<Follow, Refusal> {
         let (reply, answer) = oneshot::channel();
-        if self.commands.send(Command::Follow { reply }).await.is_err() {
-            return Err(moved());
-        }
+        self.ask(Command::Follow { reply }).await?;
         answer.await.unwrap_or_else(|_| Err(moved()))
     }
 
@@ -140,7 +142,7 @@ impl OwnerHandle {
     /// Asks the owner to release and waits until it has; returns at once when it is gone.
     pub(crate) async fn release(&self) {
         let (done, released) = oneshot::channel();
-        if self.commands.send(Command::Release { done }).await.is_ok() {
+        if self.ask(Command::Release { done }).await.is_ok() {
             // An error means that the task ended on its own, which is as good.
             let _ = released.await;
         }

@@ -31,8 +31,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Starts an owner's task.
 pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
-    let metrics = Arc::clone(&charge.node.metrics);
-    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands, metrics };
+    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands, metrics: Arc::clone(&charge.node.metrics) };
     let seams = charge.node.seams.clone();
     let owner = Owner::new(charge, inbox, handle.commands.clone());
     seams.spawn("owner", async move { on_end(owner.run().await) });
@@ -157,7 +156,10 @@ impl Owner {
                     let ticket = self.ticket(reply);
                     self.step(Input::Append(ticket, drafts));
                 }
-                Err(refusal) => reply(Err(refusal)),
+                Err(refusal) => {
+                    self.count_overload(&refusal, Queue::Turns);
+                    reply(Err(refusal));
+                }
             },
             Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),
             Command::RunnerGone { turn } => self.tell_turns(turn::Input::RunnerGone { turn }),
@@ -251,10 +253,7 @@ impl Owner {
                 self.settle(ticket, Ok(receipts));
             }
             Action::Refuse(ticket, refusal) => {
-                // The refusal itself is counted where the client is told.
-                if refusal.code == Code::Overloaded {
-                    self.charge.node.metrics.limit_hit(Queue::Owner);
-                }
+                self.count_overload(&refusal, Queue::Owner);
                 self.settle(ticket, Err(refusal));
             }
             Action::Publish { prev, record } => self.publish(prev, record),
@@ -264,6 +263,12 @@ impl Owner {
                 }
                 self.halted = true;
             }
+        }
+    }
+
+    fn count_overload(&self, refusal: &Refusal, queue: Queue) {
+        if refusal.code == Code::Overloaded {
+            self.charge.node.metrics.limit_hit(queue);
         }
     }
 
@@ -309,15 +314,12 @@ impl Owner {
         let (answer, outcome) = oneshot::channel();
         self.flight = Some(outcome);
         if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
+            // The queue is full or gone: nothing was written, for certain.
+            if matches!(error, TrySendError::Full(_)) {
+                self.charge.node.metrics.limit_hit(Queue::Commit);
+            }
             let detail = error.to_string();
-            let submission = match error {
-                TrySendError::Full(submission) => {
-                    self.charge.node.metrics.limit_hit(Queue::Commit);
-                    submission
-                }
-                TrySendError::Closed(submission) => submission,
-            };
-            // Nothing was written, for certain. The receiver is this owner's `flight`.
+            let (TrySendError::Full(submission) | TrySendError::Closed(submission)) = error;
             let _ = submission.answer.send(AppendOutcome::Failed(StoreError::Unavailable(detail)));
         }
     }
@@ -343,11 +345,12 @@ impl Owner {
         let metrics = &self.charge.node.metrics;
         self.followers.retain(|follower| match follower.try_send(frame.clone()) {
             Ok(()) => true,
-            Err(TrySendError::Full(_)) => {
-                metrics.limit_hit(Queue::Follower);
+            Err(error) => {
+                if matches!(error, TrySendError::Full(_)) {
+                    metrics.limit_hit(Queue::Followers);
+                }
                 false
             }
-            Err(TrySendError::Closed(_)) => false,
         });
     }
 

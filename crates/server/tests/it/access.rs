@@ -317,8 +317,8 @@ async fn the_development_login_is_for_this_machines_own_pages() {
     let form = stranger.request("POST", "/dev/login").header("content-type", "text/plain").body(r#"{"name":"eve"}"#);
     Client::answer(form).await.problem(415, "unsupported_media_type");
     // The key lies in the data directory, so that the command line on this machine has it.
-
-    assert!(SigningKey::find(conch_server::config::Config::default().auth.configured(), node.data.path()).is_ok());
+    let auth = conch_server::config::Config::default().auth;
+    assert!(SigningKey::find(auth.configured(), node.data.path()).is_ok());
     let configured = Node::start().await;
     configured.stranger().post("/dev/login", json!({"name": "eve"})).await.problem(404, "not_found");
 }

@@ -404,3 +404,21 @@ async fn phoenix_js_may_hand_its_token_over_as_a_subprotocol() {
         assert!(connect(wrong).await.is_err());
     }
 }
+
+#[tokio::test]
+async fn a_leave_of_an_older_join_ends_nothing() {
+    let node = Node::start().await;
+    let alice = node.client("alice");
+    alice.channel("c").await;
+    let mut socket = Socket::connect(&node, &alice).await;
+    for (join_ref, reference) in [("j1", "r1"), ("j2", "r2")] {
+        socket.send(Some(join_ref), reference, TOPIC, "phx_join", json!({})).await;
+        socket.take(|frame| frame.reference == json!(reference)).await.response("ok");
+    }
+    socket.send(Some("j1"), "r3", TOPIC, "phx_leave", json!({})).await;
+    socket.take(|frame| frame.reference == json!("r3")).await.response("ok");
+    let push = json!({"client_msg_id": "m", "body": {"text": "still here"}});
+    socket.send(Some("j2"), "r4", TOPIC, "message", push).await;
+    let receipt = socket.take(|frame| frame.reference == json!("r4")).await;
+    assert_eq!(receipt.response("ok")["seq"], 1);
+}

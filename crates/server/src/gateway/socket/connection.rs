@@ -20,6 +20,7 @@ use super::outbox::{Flush, Outbox};
 use super::pushes::{Lane, Pushes};
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
+use crate::gateway::input::from_json;
 use crate::gateway::{Gateway, Shutdown};
 use crate::hub::Join;
 use crate::metrics::Queue;
@@ -220,6 +221,9 @@ impl Connection {
                     return Next::End;
                 }
                 Err(error) => {
+                    if error.close_code() == CloseCode::TOO_BIG {
+                        self.gateway.node().metrics.limit_hit(Queue::Frame);
+                    }
                     self.close(error.close_code(), &error.to_string());
                     return Next::End;
                 }
@@ -256,7 +260,11 @@ impl Connection {
             "phx_leave" => {
                 let reference = frame.reference.as_deref();
                 self.reply(frame, reference, Status::Ok, "{}");
-                if let Some(joined) = self.channels.remove(&*frame.topic) {
+                // A leave that comes after a newer join of the topic is about the older one, which has ended.
+                let current = self.channels.get(&*frame.topic).is_some_and(|joined| {
+                    frame.join_ref.is_none() || joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
+                });
+                if current && let Some(joined) = self.channels.remove(&*frame.topic) {
                     joined.channel.send_close();
                     joined.channel.leave();
                 }
@@ -270,8 +278,7 @@ impl Connection {
                 }
                 _ => {
                     let refusal = Refusal::new(Code::NotFound, "topic: is not joined on this socket");
-                    self.gateway.node().metrics.refused(refusal.code);
-                    self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+                    self.refuse(frame, &refusal);
                 }
             },
         }
@@ -284,16 +291,19 @@ impl Connection {
 
     fn join(&mut self, frame: &ClientFrame<'_>) {
         if let Err(refusal) = self.try_join(frame) {
-            self.gateway.node().metrics.refused(refusal.code);
-            self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(&refusal));
+            self.refuse(frame, &refusal);
         }
+    }
+
+    fn refuse(&self, frame: &ClientFrame<'_>, refusal: &Refusal) {
+        self.gateway.node().metrics.refused(refusal.code);
+        self.reply(frame, frame.reference.as_deref(), Status::Error, &channel_error(refusal));
     }
 
     fn try_join(&mut self, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
         self.gateway.refuse_if_draining()?;
         let topic: Topic = frame.topic.parse().map_err(IntoRefusal::into_refusal)?;
-        let payload: JoinPayload = serde_json::from_str(frame.payload.get())
-            .map_err(|error| Refusal::new(Code::InvalidRequest, error.to_string()))?;
+        let payload: JoinPayload = from_json(frame.payload.get())?;
         let name: Arc<str> = (&*frame.topic).into();
         if let Some(old) = self.channels.remove(&name) {
             old.channel.send_close();
@@ -302,8 +312,8 @@ impl Connection {
         self.channels.retain(|_, joined| !joined.channel.has_left());
         let limit = self.gateway.limits().topics_per_socket;
         if self.channels.len() >= limit {
-            self.gateway.node().metrics.limit_hit(Queue::Topics);
             let detail = format!("topic: at most {limit} may be joined on one socket");
+            self.gateway.node().metrics.limit_hit(Queue::Topics);
             return Err(Refusal::new(Code::UnprocessableRequest, detail));
         }
         let conversation = match topic {

@@ -21,6 +21,7 @@ use super::channel::Channel;
 use super::connection::{Connection, Joined};
 use crate::auth::grants::Principal;
 use crate::gateway::Gateway;
+use crate::gateway::input::from_json;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
 use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
@@ -288,5 +289,5 @@ fn send_again(conversation: ConvRef, message: Message) {
 }
 
 fn parse<'a, T: Deserialize<'a>>(payload: &'a RawValue) -> Result<T, Refusal> {
-    serde_json::from_str(payload.get()).map_err(|error| Refusal::new(Code::InvalidRequest, error.to_string()))
+    from_json(payload.get())
 }

@@ -1,7 +1,6 @@
 //! Who watches: joining, leaving, and telling everybody who is present.
 
 use super::*;
-use crate::metrics::Queue;
 
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {

@@ -1,7 +1,6 @@
 //! How a hub shows: the same frame to everybody who is live, and the way back to live for those who are behind.
 
 use super::*;
-use crate::metrics::Queue;
 
 impl Hub {
     /// Pushes one frame to every live session; `seq` is a record's.

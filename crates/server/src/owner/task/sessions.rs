@@ -25,7 +25,7 @@ impl Owner {
     pub(super) fn may_accept(&self, drafts: &[Draft]) -> Result<(), Refusal> {
         match &self.turns {
             Some(turns) if drafts.iter().any(|draft| journal::is_input(draft.kind, &draft.sender)) => {
-                turns.machine.may_accept().inspect_err(|_| self.charge.node.metrics.limit_hit(Queue::Turns))
+                turns.machine.may_accept()
             }
             _ => Ok(()),
         }

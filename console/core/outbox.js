@@ -10,12 +10,13 @@ import { Emitter } from './emitter.js';
 import { isUnknownOutcome } from './errors.js';
 import { spread } from './directive.js';
 
+/** Most entries kept; a person who has that many waiting is told to wait. */
 const LIMIT = 100;
 
 /**
  * Entries: {client_msg_id, body, created_at, state, slow, error, seq}; state is
  * queued · sending · waiting (a directive's delay) · acked (its record is still to come) · failed.
- * Emits `change`.
+ * Emits `change` (entries) and `acked` (entry).
  */
 export class Outbox extends Emitter {
   #send;
@@ -125,7 +126,7 @@ export class Outbox extends Emitter {
       this.#refused(entry, error);
     }
     this.#changed();
-    this.emit('acked', entry);
+    if (entry.state === 'acked') this.emit('acked', entry);
     this.#pump();
   }
 

@@ -56,7 +56,8 @@ struct Inbox {
 #[derive(Default)]
 struct Changes {
     dirty: BTreeMap<ConvKey, ConvRef>,
-    memberships: Vec<(ConvRef, Change)>,
+    /// The newest of each conversation: what waits for a slow stream is bounded by its conversations, not by their changes.
+    memberships: BTreeMap<ConvKey, (ConvRef, Change)>,
     closed: bool,
 }
 
@@ -189,7 +190,7 @@ impl People {
         }
     }
 
-    /// Something of a conversation changed for everybody (its title) .
+    /// Something of a conversation changed for everybody (its title).
     pub fn changed(&self, conversation: &ConvRef) {
         self.published(conversation);
     }
@@ -206,7 +207,7 @@ impl People {
     pub fn membership(&self, conversation: &ConvRef, sub: &Subject, change: Change) {
         let table = self.table();
         for inbox in table.by_subject.get(sub).into_iter().flatten().filter_map(|id| table.sessions.get(id)) {
-            inbox.changes().memberships.push((conversation.clone(), change));
+            inbox.changes().memberships.insert(conversation.key, (conversation.clone(), change));
             inbox.wake.notify_one();
         }
     }
@@ -242,7 +243,7 @@ impl Stream {
                 }
                 (std::mem::take(&mut changes.memberships), std::mem::take(&mut changes.dirty))
             };
-            for (conversation, change) in memberships {
+            for (conversation, change) in memberships.into_values() {
                 self.send_membership(&address, &conversation, change).await?;
             }
             for conversation in dirty.into_values() {

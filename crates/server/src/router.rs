@@ -201,6 +201,7 @@ impl Router {
                 router.table().entries.remove(&conversation.key);
             }
             drop(settled);
+            // A caller who went away needs no answer.
             let _ = answer.send(result);
         });
         outcome.await.unwrap_or_else(|_| Err(moved()))
@@ -352,7 +353,7 @@ impl Router {
         let Tenure { conversation, reign, .. } = tenure;
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.shared.node.me };
         if let Err(error) = self.shared.node.store.release(&held, reign.first_seq).await {
-            tracing::warn!(conversation = %conversation.id, %error, "a lease was not released");
+            tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released");
         }
     }
 
@@ -391,6 +392,7 @@ impl Router {
     }
 }
 
-fn draining() -> Refusal {
+/// The refusal of a node that stops.
+pub(crate) fn draining() -> Refusal {
     Refusal::retry(Code::Draining, "the node shuts down", Retry { after_ms: 1_000, budget_ms: 30_000 })
 }

@@ -33,7 +33,7 @@ use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
-use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::refusal::{Code, Refusal};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
@@ -49,7 +49,7 @@ use crate::hub::Hubs;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Router, draining};
 use crate::turn::agents::Agents;
 use errors::HttpError;
 pub use listener::{ListenError, Listener};
@@ -278,10 +278,7 @@ impl Gateway {
     pub(crate) fn refuse_if_draining(&self) -> Result<(), Refusal> {
         match *self.shared.shutdown.borrow() {
             Phase::Serving => Ok(()),
-            Phase::ShuttingDown => {
-                let retry = Retry { after_ms: 1_000, budget_ms: 30_000 };
-                Err(Refusal::retry(Code::Draining, "the node shuts down", retry))
-            }
+            Phase::ShuttingDown => Err(draining()),
         }
     }
 

@@ -44,6 +44,19 @@ struct Table {
     sessions: BTreeMap<u64, Arc<Inbox>>,
     by_conversation: BTreeMap<ConvKey, BTreeSet<u64>>,
     by_subject: BTreeMap<Subject, BTreeSet<u64>>,
+    /// What each session watches, so that leaving costs that, and not a walk through everything.
+    watched: BTreeMap<u64, BTreeSet<ConvKey>>,
+}
+
+impl Table {
+    fn unwatch(&mut self, id: u64, key: ConvKey) {
+        if let Some(sessions) = self.by_conversation.get_mut(&key) {
+            sessions.remove(&id);
+            if sessions.is_empty() {
+                self.by_conversation.remove(&key);
+            }
+        }
+    }
 }
 
 /// What a personal session has to look at.
@@ -166,10 +179,9 @@ impl People {
                 table.by_subject.remove(&inbox.sub);
             }
         }
-        table.by_conversation.retain(|_, sessions| {
-            sessions.remove(&id);
-            !sessions.is_empty()
-        });
+        for key in table.watched.remove(&id).unwrap_or_default() {
+            table.unwatch(id, key);
+        }
         inbox.changes().closed = true;
         inbox.wake.notify_one();
     }
@@ -178,6 +190,15 @@ impl People {
         let mut table = self.table();
         if table.sessions.contains_key(&id) {
             table.by_conversation.entry(conversation.key).or_default().insert(id);
+            table.watched.entry(id).or_default().insert(conversation.key);
+        }
+    }
+
+    fn unwatch(&self, id: u64, conversation: &ConvRef) {
+        let mut table = self.table();
+        table.unwatch(id, conversation.key);
+        if let Some(watched) = table.watched.get_mut(&id) {
+            watched.remove(&conversation.key);
         }
     }
 
@@ -319,7 +340,10 @@ impl Stream {
                 self.people.watch(self.id, conversation);
                 self.send_summary(address, conversation).await
             }
-            Change::Removed => Ok(()),
+            Change::Removed => {
+                self.people.unwatch(self.id, conversation);
+                Ok(())
+            }
         }
     }
 

@@ -66,7 +66,12 @@ pub(super) async fn create(
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Create, &conversation).await?;
     let new = new_conversation(&gateway, &principal, conversation.clone(), request)?;
-    let (status, info) = match gateway.node().store.create_conversation(&new).await? {
+    let created = gateway.node().store.create_conversation(&new).await?;
+    if let Created::Existing(_) = created {
+        // Creating is not reading: what somebody else has made is shown to those alone who may read it.
+        gateway.require(&principal, Permission::Read, &conversation).await?;
+    }
+    let (status, info) = match created {
         Created::New(info) => (StatusCode::CREATED, info),
         Created::Existing(info) if info.kind != new.kind => {
             let detail = format!("kind: the conversation exists and is a {}", info.kind);
@@ -201,6 +206,8 @@ pub(super) async fn patch(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Admin, &conversation).await?;
+    // The answer shows the conversation.
+    gateway.require(&principal, Permission::Read, &conversation).await?;
     let PatchRequest { title, agent, settings } = request;
     check_title(title.as_ref().and_then(|title| title.as_deref()))?;
     if let Some(settings) = &settings {

@@ -16,7 +16,7 @@ use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::people::Change;
 
-/// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what a grant lets one send to.
+/// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what grants let one read and send to.
 async fn require_change(
     gateway: &Gateway,
     principal: &Principal,
@@ -27,9 +27,14 @@ async fn require_change(
     let own = principal.sub == *sub;
     match change {
         Change::Removed if own => Ok(()),
-        Change::Added if own && principal.allows(Permission::Send, &conversation.id) => Ok(()),
+        Change::Added if own && may_join(principal, conversation) => Ok(()),
         _ => gateway.require(principal, Permission::Admin, conversation).await,
     }
+}
+
+/// A membership gives reading and sending, so joining by oneself takes grants of both.
+fn may_join(principal: &Principal, conversation: &ConvRef) -> bool {
+    [Permission::Read, Permission::Send].iter().all(|permission| principal.allows(*permission, &conversation.id))
 }
 
 async fn change(

@@ -318,7 +318,11 @@ impl Gateway {
     /// `forbidden` for a page that is not allowed.
     pub(crate) fn check_origin(&self, request: &Request) -> Result<Page, Refusal> {
         let text = |name| request.headers().get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
-        let host = text(header::HOST).or_else(|| request.uri().authority().map(http::uri::Authority::as_str));
+        if request.headers().get_all(header::HOST).iter().count() > 1 {
+            return Err(Refusal::new(Code::InvalidRequest, "Host: is there more than once"));
+        }
+        // The target's own host wins over the header (RFC 9112, 3.2.2).
+        let host = request.uri().authority().map(http::uri::Authority::as_str).or_else(|| text(header::HOST));
         self.shared.origins.check(text(header::ORIGIN), host)
     }
 

@@ -206,8 +206,6 @@ pub(super) async fn patch(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Admin, &conversation).await?;
-    // The answer shows the conversation.
-    gateway.require(&principal, Permission::Read, &conversation).await?;
     let PatchRequest { title, agent, settings } = request;
     check_title(title.as_ref().and_then(|title| title.as_deref()))?;
     if let Some(settings) = &settings {
@@ -228,6 +226,10 @@ pub(super) async fn patch(
         owner.set_agent(agent);
     }
     gateway.people().changed(&conversation);
+    if gateway.require(&principal, Permission::Read, &conversation).await.is_err() {
+        // Changing is not reading.
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     Ok(conversation_json(&gateway, &conversation, &info).await?.into_response())
 }
 

@@ -10,13 +10,14 @@ import { Emitter } from './emitter.js';
 import { isUnknownOutcome } from './errors.js';
 import { spread } from './directive.js';
 
+/** Most entries kept; a person who has that many waiting is told to wait. */
 const LIMIT = 100;
 
 /**
  * Entries: {client_msg_id, body, created_at, state, slow, error, seq, after}; `after` is the last seq before a refusal
  * (null until then): a refused message stays there, whatever is said later. State is
  * queued · sending · waiting (a directive's delay) · acked (its record is still to come) · failed.
- * Emits `change`.
+ * Emits `change` (entries) and `acked` (entry).
  */
 export class Outbox extends Emitter {
   #send;
@@ -133,7 +134,7 @@ export class Outbox extends Emitter {
       this.#refused(entry, error);
     }
     this.#changed();
-    this.emit('acked', entry);
+    if (entry.state === 'acked') this.emit('acked', entry);
     this.#pump();
   }
 

@@ -146,11 +146,11 @@ pub(crate) enum Can {
     Read,
     /// Send messages and events.
     Send,
-    /// Start, cancel and resolve turns.
+    /// Nothing yet: starting, cancelling and resolving turns.
     Run,
     /// Create conversations.
     Create,
-    /// Members, settings, erasing, nodes.
+    /// Members, title, agent, settings.
     Admin,
     /// No grant at all: memberships only.
     None,

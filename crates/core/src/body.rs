@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+use crate::json::is_deeper_than;
+
 /// The limits a body from outside is held to.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -63,7 +65,10 @@ impl Body {
     /// # Errors
     /// As [`InvalidBody`] lists; the limits are inclusive.
     pub fn parse(raw: &str, limits: Limits) -> Result<Self, InvalidBody> {
-        let compacted = compact(raw, limits.depth)?;
+        if is_deeper_than(raw, limits.depth) {
+            return Err(InvalidBody::TooDeep { limit: limits.depth });
+        }
+        let compacted = compact(raw)?;
         if compacted.len() > limits.bytes {
             return Err(InvalidBody::TooLarge { bytes: compacted.len(), limit: limits.bytes });
         }
@@ -156,30 +161,17 @@ impl<'de> Deserialize<'de> for Body {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BodyHash(pub [u8; 16]);
 
-/// Drops white space outside strings and bounds the nesting. Says nothing yet about validity.
-fn compact(raw: &str, depth_limit: usize) -> Result<String, InvalidBody> {
+/// Drops white space outside strings. Says nothing yet about validity.
+fn compact(raw: &str) -> Result<String, InvalidBody> {
     let mut compacted = String::with_capacity(raw.len());
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    let (mut in_string, mut escaped) = (false, false);
     for character in raw.chars() {
-        if in_string {
-            compacted.push(character);
-            match character {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
         match character {
-            ' ' | '\t' | '\n' | '\r' => continue,
-            '"' => in_string = true,
-            '{' | '[' => depth += 1,
-            '}' | ']' => depth = depth.saturating_sub(1),
+            ' ' | '\t' | '\n' | '\r' if !in_string => continue,
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
             _ => {}
-        }
-        if depth > depth_limit {
-            return Err(InvalidBody::TooDeep { limit: depth_limit });
         }
         compacted.push(character);
     }

@@ -11,6 +11,7 @@ pub mod conversation;
 pub mod history;
 pub mod ids;
 pub mod invariant;
+pub mod json;
 pub mod lease;
 pub mod limit;
 pub mod presence;

@@ -1,18 +1,13 @@
 //! The most recent durable records of one hub, from which those who resume are served.
 //!
 //! Invariant: the ring holds every record of the log in `(floor, tip]` and no other, so that serving from it leaves no
-//! gap (rule F5 of the ownership design; invariant 6). Numbers have holes, so each record brings its predecessor's
+//! gap (rule F5 in docs/ARCHITECTURE.md; invariant 6). Numbers have holes, so each record brings its predecessor's
 //! number; one that does not follow the tip empties the ring. Deliberately absent: the log's id and generation. Whoever
 //! sees them change calls [`Ring::clear`].
 
 use std::collections::VecDeque;
 
 use crate::ids::Seq;
-
-/// Most records held, by default.
-pub const RECORDS_MAX: usize = 256;
-/// Most bytes held, by default.
-pub const BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Debug)]
 struct Entry<T> {

@@ -28,7 +28,8 @@ pub struct SequencerLimits {
     pub batch_records: usize,
     /// Most body bytes of one commit (one group may exceed it alone).
     pub batch_bytes: usize,
-    /// Most records that wait for a commit; above it: `overloaded`.
+    /// Most records that wait for a commit, and most repetitions of one key that wait for its outcome; above it:
+    /// `overloaded`.
     pub queue_records: usize,
     /// Most body bytes that wait; above it: `overloaded`.
     pub queue_bytes: usize,
@@ -289,6 +290,11 @@ impl Sequencer {
                 return out.push(answer_duplicate(ticket, draft.body_hash, original));
             }
             if let Some(joiners) = self.under_way.get_mut(&key) {
+                if joiners.len() >= self.limits.queue_records {
+                    let detail =
+                        format!("{} repetitions of this key wait for its commit, which is the limit", joiners.len());
+                    return out.push(Action::Refuse(ticket, busy(&detail)));
+                }
                 return joiners.push(Joiner { ticket, body_hash: draft.body_hash });
             }
         } else if drafts.iter().any(|draft| self.under_way.contains_key(&key_of(draft))) {

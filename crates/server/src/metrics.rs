@@ -117,12 +117,8 @@ label! {
 label! {
     /// Where a turn that has not ended is.
     LiveTurn = "state" {
-        /// Behind another one.
-        Queued = "queued",
         /// At work.
         Running = "running",
-        /// For somebody's answer.
-        Waiting = "waiting",
     }
 }
 

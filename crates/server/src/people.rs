@@ -44,6 +44,19 @@ struct Table {
     sessions: BTreeMap<u64, Arc<Inbox>>,
     by_conversation: BTreeMap<ConvKey, BTreeSet<u64>>,
     by_subject: BTreeMap<Subject, BTreeSet<u64>>,
+    /// What each session watches, so that leaving costs that, and not a walk through everything.
+    watched: BTreeMap<u64, BTreeSet<ConvKey>>,
+}
+
+impl Table {
+    fn unwatch(&mut self, id: u64, key: ConvKey) {
+        if let Some(sessions) = self.by_conversation.get_mut(&key) {
+            sessions.remove(&id);
+            if sessions.is_empty() {
+                self.by_conversation.remove(&key);
+            }
+        }
+    }
 }
 
 /// What a personal session has to look at.
@@ -56,7 +69,8 @@ struct Inbox {
 #[derive(Default)]
 struct Changes {
     dirty: BTreeMap<ConvKey, ConvRef>,
-    memberships: Vec<(ConvRef, Change)>,
+    /// The newest of each conversation: what waits for a slow stream is bounded by its conversations, not by their changes.
+    memberships: BTreeMap<ConvKey, (ConvRef, Change)>,
     closed: bool,
 }
 
@@ -165,10 +179,9 @@ impl People {
                 table.by_subject.remove(&inbox.sub);
             }
         }
-        table.by_conversation.retain(|_, sessions| {
-            sessions.remove(&id);
-            !sessions.is_empty()
-        });
+        for key in table.watched.remove(&id).unwrap_or_default() {
+            table.unwatch(id, key);
+        }
         inbox.changes().closed = true;
         inbox.wake.notify_one();
     }
@@ -177,6 +190,15 @@ impl People {
         let mut table = self.table();
         if table.sessions.contains_key(&id) {
             table.by_conversation.entry(conversation.key).or_default().insert(id);
+            table.watched.entry(id).or_default().insert(conversation.key);
+        }
+    }
+
+    fn unwatch(&self, id: u64, conversation: &ConvRef) {
+        let mut table = self.table();
+        table.unwatch(id, conversation.key);
+        if let Some(watched) = table.watched.get_mut(&id) {
+            watched.remove(&conversation.key);
         }
     }
 
@@ -189,7 +211,7 @@ impl People {
         }
     }
 
-    /// Something of a conversation changed for everybody (its title) .
+    /// Something of a conversation changed for everybody (its title).
     pub fn changed(&self, conversation: &ConvRef) {
         self.published(conversation);
     }
@@ -206,7 +228,7 @@ impl People {
     pub fn membership(&self, conversation: &ConvRef, sub: &Subject, change: Change) {
         let table = self.table();
         for inbox in table.by_subject.get(sub).into_iter().flatten().filter_map(|id| table.sessions.get(id)) {
-            inbox.changes().memberships.push((conversation.clone(), change));
+            inbox.changes().memberships.insert(conversation.key, (conversation.clone(), change));
             inbox.wake.notify_one();
         }
     }
@@ -242,7 +264,7 @@ impl Stream {
                 }
                 (std::mem::take(&mut changes.memberships), std::mem::take(&mut changes.dirty))
             };
-            for (conversation, change) in memberships {
+            for (conversation, change) in memberships.into_values() {
                 self.send_membership(&address, &conversation, change).await?;
             }
             for conversation in dirty.into_values() {
@@ -318,7 +340,10 @@ impl Stream {
                 self.people.watch(self.id, conversation);
                 self.send_summary(address, conversation).await
             }
-            Change::Removed => Ok(()),
+            Change::Removed => {
+                self.people.unwatch(self.id, conversation);
+                Ok(())
+            }
         }
     }
 

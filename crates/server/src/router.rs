@@ -18,6 +18,7 @@ use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
 use conch_core::time::Monotonic;
 use conch_store::{Armed, ClaimOutcome, ClaimRequest, Held, Resolution};
+use futures_util::future::join_all;
 use tokio::sync::{Semaphore, watch};
 
 use crate::bounded;
@@ -29,6 +30,9 @@ use crate::turn::agents::Agents;
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
+
+/// Time between two looks at owners that are about to end.
+const ENDING: Duration = Duration::from_millis(10);
 
 /// What this node has of a conversation.
 enum Entry {
@@ -201,6 +205,7 @@ impl Router {
                 router.table().entries.remove(&conversation.key);
             }
             drop(settled);
+            // A caller who went away needs no answer.
             let _ = answer.send(result);
         });
         outcome.await.unwrap_or_else(|_| Err(moved()))
@@ -352,7 +357,7 @@ impl Router {
         let Tenure { conversation, reign, .. } = tenure;
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.shared.node.me };
         if let Err(error) = self.shared.node.store.release(&held, reign.first_seq).await {
-            tracing::warn!(conversation = %conversation.id, %error, "a lease was not released");
+            tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released");
         }
     }
 
@@ -360,37 +365,51 @@ impl Router {
     pub async fn shut_down(&self) {
         self.table().closed = true;
         loop {
-            let (active, mut claiming) = self.unfinished();
-            if active.is_empty() && claiming.is_empty() {
+            let Unfinished { active, mut claiming, ending } = self.unfinished();
+            if active.is_empty() && claiming.is_empty() && ending == 0 {
                 break;
             }
-            for owner in active {
-                owner.release().await;
-            }
+            // All at once, so that they share the store's commits.
+            join_all(active.iter().map(OwnerHandle::release)).await;
             for settled in &mut claiming {
                 // An error means that the claim was settled; its owner is found at the next look.
                 let _ = settled.changed().await;
             }
-        }
-        for (tenure, _settled) in self.take_hibernating(|_| true) {
-            self.release(&tenure).await;
-        }
-    }
-
-    /// The owners that still run, and the claims that are under way.
-    fn unfinished(&self) -> (Vec<OwnerHandle>, Vec<watch::Receiver<()>>) {
-        let (mut active, mut claiming) = (Vec::new(), Vec::new());
-        for entry in self.table().entries.values() {
-            match entry {
-                Entry::Active(handle) if !handle.is_gone() => active.push(handle.clone()),
-                Entry::Claiming(settled) => claiming.push(settled.clone()),
-                Entry::Active(_) | Entry::Hibernating { .. } => {}
+            if ending > 0 {
+                self.shared.node.seams.sleep(ENDING).await;
             }
         }
-        (active, claiming)
+        let hibernating = self.take_hibernating(|_| true);
+        join_all(hibernating.iter().map(|(tenure, _settled)| self.release(tenure))).await;
+    }
+
+    /// What a shutdown still waits for.
+    fn unfinished(&self) -> Unfinished {
+        let mut unfinished = Unfinished::default();
+        for entry in self.table().entries.values() {
+            match entry {
+                Entry::Active(handle) if handle.is_gone() => unfinished.ending += 1,
+                Entry::Active(handle) => unfinished.active.push(handle.clone()),
+                Entry::Claiming(settled) => unfinished.claiming.push(settled.clone()),
+                Entry::Hibernating { .. } => {}
+            }
+        }
+        unfinished
     }
 }
 
-fn draining() -> Refusal {
+/// See [`Router::unfinished`].
+#[derive(Default)]
+struct Unfinished {
+    /// Owners that run.
+    active: Vec<OwnerHandle>,
+    /// Claims under way.
+    claiming: Vec<watch::Receiver<()>>,
+    /// Owners that accept nothing more and are about to say how they ended.
+    ending: usize,
+}
+
+/// The refusal of a node that stops.
+pub(crate) fn draining() -> Refusal {
     Refusal::retry(Code::Draining, "the node shuts down", Retry { after_ms: 1_000, budget_ms: 30_000 })
 }

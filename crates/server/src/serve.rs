@@ -1,6 +1,6 @@
 //! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
 //!
-//! Start: lock and open the store, load the key, bind the listeners, register the lease, then be ready. Stop: be ready no
+//! Start: load the key, lock and open the store, bind the listeners, register the lease, then be ready. Stop: be ready no
 //! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
 
 use std::net::SocketAddr;
@@ -31,6 +31,9 @@ use crate::turn::agents::InvalidAgents;
 
 /// How long a predecessor may take to vanish after it was killed.
 const PREDECESSOR_EXIT: Duration = Duration::from_millis(500);
+
+/// Time between two signs of progress; a small part of the least `limits.wedged_ms` counts as busy.
+const PROGRESS: Duration = Duration::from_millis(100);
 
 /// Why a node does not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -148,25 +151,34 @@ pub async fn run(
     readiness.advance(ReadinessState::Ready);
     started(addresses);
 
-    let lost = wait_for_end(stop, &mut lease).await;
-    readiness.advance(if lost { ReadinessState::LeaseLost } else { ReadinessState::Draining });
-    if !lost {
-        shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
-    }
+    let outcome = match wait_for_end(stop, &mut lease).await {
+        LeaseState::Lost => {
+            readiness.advance(ReadinessState::LeaseLost);
+            Err(ServeError::LeaseLost)
+        }
+        LeaseState::Held => {
+            readiness.advance(ReadinessState::Draining);
+            shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
+            Ok(())
+        }
+    };
     // The heart beats until everything is released.
     drop(lease);
     serving.abort();
     ops.stop();
-    if lost { Err(ServeError::LeaseLost) } else { Ok(()) }
+    outcome
 }
 
-/// True: the lease was lost.
-async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receiver<LeaseState>) -> bool {
+/// How the lease stands when the node is to end.
+async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receiver<LeaseState>) -> LeaseState {
     // Both branches are cancel safe; each is polled once more at most.
     tokio::select! {
         biased;
-        lost = lease.wait_for(|state| *state == LeaseState::Lost) => lost.is_ok(),
-        () = stop => false,
+        lost = lease.wait_for(|state| *state == LeaseState::Lost) => {
+            // An error is a heartbeat that is gone: validity runs out by itself, and what is left is given up in order.
+            lost.map_or(LeaseState::Held, |state| *state)
+        }
+        () = stop => LeaseState::Held,
     }
 }
 
@@ -201,11 +213,12 @@ async fn open_store(directory: PathBuf, config: &Config) -> Result<Arc<dyn Store
     }
 }
 
-/// Each of the runtime's threads proves now and then that it runs tasks.
+/// The runtime proves now and then that it runs tasks.
 async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
-    let Ok(worker) = progress.register("runtime", node.seams.now()) else { return };
+    let worker =
+        progress.register("runtime", node.seams.now()).expect("the board is new, and this is its first worker");
     loop {
-        node.seams.sleep(Duration::from_millis(500)).await;
+        node.seams.sleep(PROGRESS).await;
         worker.tick(node.seams.now());
     }
 }

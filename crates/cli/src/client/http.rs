@@ -177,13 +177,7 @@ impl HttpClient {
     /// `Refused` for every problem document, with or without directive; `Unreachable` if no answer came;
     /// `Unexpected` for an answer that is neither.
     pub async fn attempt(&self, request: &Request) -> Result<Answer, ClientError> {
-        let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
-        let response = sent.map_err(|error| unreachable(&error))?;
-        let status = response.status();
-        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
-        if !status.is_success() {
-            return Err(refused(status, &bytes));
-        }
+        let (status, bytes) = self.exchange(request).await?;
         let body = if bytes.is_empty() { Value::Null } else { json(&bytes)? };
         Ok(Answer { status: status.as_u16(), body })
     }
@@ -193,15 +187,17 @@ impl HttpClient {
     /// # Errors
     /// As [`HttpClient::attempt`].
     pub async fn text(&self, request: &Request) -> Result<String, ClientError> {
+        let (_, bytes) = self.exchange(request).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Sends once and reads a good answer whole.
+    async fn exchange(&self, request: &Request) -> Result<(StatusCode, bytes::Bytes), ClientError> {
         let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
         let response = sent.map_err(|error| unreachable(&error))?;
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
-        if status.is_success() {
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        } else {
-            Err(refused(status, &bytes))
-        }
+        if status.is_success() { Ok((status, bytes)) } else { Err(refused(status, &bytes)) }
     }
 
     /// Opens an event stream; the answer's body is read by the caller.

@@ -150,6 +150,20 @@ fn a_full_queue_is_refused_with_a_directive() {
     assert!(matches!(&actions[..], [Action::Refuse(Ticket(3), r)] if r.code == Code::Overloaded && r.retry.is_some()));
 }
 
+#[test]
+fn repetitions_of_a_key_under_way_are_bounded() {
+    let mut sequencer = sequencer(SequencerLimits { queue_records: 2, ..SequencerLimits::default() });
+    step(&mut sequencer, CERTAIN, Input::Append(Ticket(1), vec![draft("a", "x")]));
+    for ticket in [2, 3] {
+        assert_eq!(step(&mut sequencer, CERTAIN, Input::Append(Ticket(ticket), vec![draft("a", "x")])), []);
+    }
+    let actions = step(&mut sequencer, CERTAIN, Input::Append(Ticket(4), vec![draft("a", "x")]));
+    assert!(matches!(&actions[..], [Action::Refuse(Ticket(4), r)] if r.code == Code::Overloaded && r.retry.is_some()));
+    let actions = step(&mut sequencer, CERTAIN, landed());
+    let acks = actions.iter().filter(|action| matches!(action, Action::Ack(..))).count();
+    assert_eq!(acks, 3, "those that were taken are answered");
+}
+
 #[derive(Debug, Clone)]
 enum Op {
     Append(u8, u8),

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use serde_json::value::RawValue;
 
 use crate::ids::{ConversationId, InvalidId};
+use crate::json::is_deeper_than;
 use crate::refusal::{Code, Refusal};
 use crate::wire::push_json_text;
 
@@ -192,32 +193,6 @@ fn check_payload(payload: &RawValue) -> Result<(), FrameProblem> {
         return Err(FrameProblem::PayloadTooDeep { limit: PAYLOAD_MAX_DEPTH });
     }
     Ok(())
-}
-
-/// Whether valid JSON is nested deeper than `limit`: one pass, no stack, stops at the first level too many.
-fn is_deeper_than(json: &str, limit: usize) -> bool {
-    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
-    for byte in json.bytes() {
-        if in_string {
-            match byte {
-                _ if escaped => escaped = false,
-                b'\\' => escaped = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > limit {
-            return true;
-        }
-    }
-    false
 }
 
 /// A channel's name.

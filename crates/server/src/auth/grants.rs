@@ -18,11 +18,11 @@ pub enum Permission {
     Read,
     /// Messages, events, typing.
     Send,
-    /// Start, cancel and resolve turns.
+    /// Nothing yet: starting, cancelling and resolving turns.
     Run,
     /// Create the conversation.
     Create,
-    /// Members, settings, erasing; on `*` also nodes.
+    /// Members, title, agent, settings; on `*` also a lifted rate limit.
     Admin,
 }
 
@@ -102,7 +102,7 @@ impl Principal {
         self.grants.iter().any(fits)
     }
 
-    /// Whether a grant allows this everywhere, as calls that name no conversation need (`GET /v1/nodes`).
+    /// Whether a grant allows this everywhere, as what names no conversation needs (a lifted rate limit).
     #[must_use]
     pub fn allows_everywhere(&self, permission: Permission) -> bool {
         self.grants.iter().any(|grant| grant.conversations.is_any() && grant.can.contains(&permission))

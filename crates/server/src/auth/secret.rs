@@ -7,7 +7,7 @@ use std::fmt;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -203,7 +203,9 @@ fn read_development(path: &Path) -> Result<Option<Secret>, SecretError> {
 /// Makes the development key. The file appears whole or not at all, and of two processes that make it at once both use the
 /// one that came first: it is written aside, then linked, which never replaces.
 fn create_development(data: &Path, path: &Path, bytes: [u8; 32]) -> Result<Secret, SecretError> {
-    fs::create_dir_all(data).map_err(|error| refused(data, error))?;
+    // As private as what the store will put there.
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(data);
+    made.map_err(|error| refused(data, error))?;
     let aside = data.join(format!("{DEVELOPMENT_SECRET_FILE}.{}", std::process::id()));
     // A leftover of a process that had this id and died between its two steps.
     match fs::remove_file(&aside) {

@@ -1,12 +1,10 @@
 //! The web console's files, embedded in the binary, and the OpenAPI document.
 
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::refusal::{Code, Refusal};
 use http::{HeaderValue, Method, Uri, header};
 use rust_embed::RustEmbed;
 
-use super::Gateway;
 use super::errors::HttpError;
 
 #[derive(RustEmbed)]
@@ -17,14 +15,14 @@ struct Assets;
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
 
-pub(super) async fn index(State(gateway): State<Gateway>, uri: Uri) -> Response {
-    asset(&gateway, "index.html").unwrap_or_else(|| not_found(&uri))
+pub(super) async fn index(uri: Uri) -> Response {
+    asset("index.html").unwrap_or_else(|| not_found(&uri))
 }
 
 /// Whatever no route takes: a file of the console, or nothing.
-pub(super) async fn asset_or_not_found(State(gateway): State<Gateway>, method: Method, uri: Uri) -> Response {
+pub(super) async fn asset_or_not_found(method: Method, uri: Uri) -> Response {
     let path = uri.path().trim_start_matches('/');
-    let found = if matches!(method, Method::GET | Method::HEAD) { asset(&gateway, path) } else { None };
+    let found = if matches!(method, Method::GET | Method::HEAD) { asset(path) } else { None };
     found.unwrap_or_else(|| not_found(&uri))
 }
 
@@ -32,7 +30,7 @@ fn not_found(uri: &Uri) -> Response {
     HttpError(Refusal::new(Code::NotFound, format!("there is nothing at {}", uri.path()))).into_response()
 }
 
-fn asset(_gateway: &Gateway, path: &str) -> Option<Response> {
+fn asset(path: &str) -> Option<Response> {
     let file = Assets::get(path)?;
     let mime = mime_guess::from_path(path).first_or_octet_stream();
     let mut response = file.data.into_owned().into_response();

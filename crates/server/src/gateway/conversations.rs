@@ -11,7 +11,7 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::{Json, Path, Query};
+use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
@@ -57,20 +57,21 @@ struct ConversationJson<'a> {
     connected: Option<usize>,
 }
 
-fn parse_id(id: &str) -> Result<ConvRef, HttpError> {
-    Ok(id.parse::<ConversationId>()?.into())
-}
-
 pub(super) async fn create(
     State(gateway): State<Gateway>,
     Caller(principal): Caller,
     Path(id): Path<String>,
     Json(request): Json<CreateRequest>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse_id(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Create, &conversation).await?;
     let new = new_conversation(&gateway, &principal, conversation.clone(), request)?;
-    let (status, info) = match gateway.node().store.create_conversation(&new).await? {
+    let created = gateway.node().store.create_conversation(&new).await?;
+    if let Created::Existing(_) = created {
+        // Creating is not reading: what somebody else has made is shown to those alone who may read it.
+        gateway.require(&principal, Permission::Read, &conversation).await?;
+    }
+    let (status, info) = match created {
         Created::New(info) => (StatusCode::CREATED, info),
         Created::Existing(info) if info.kind != new.kind => {
             let detail = format!("kind: the conversation exists and is a {}", info.kind);
@@ -177,7 +178,7 @@ pub(super) async fn show(
     Caller(principal): Caller,
     Path(id): Path<String>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse_id(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     let info = gateway.node().store.conversation(&conversation).await?.ok_or_else(|| not_found(&conversation))?;
     Ok(conversation_json(&gateway, &conversation, &info).await?.into_response())
@@ -203,7 +204,7 @@ pub(super) async fn patch(
     Path(id): Path<String>,
     Json(request): Json<PatchRequest>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse_id(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Admin, &conversation).await?;
     let PatchRequest { title, agent, settings } = request;
     check_title(title.as_ref().and_then(|title| title.as_deref()))?;
@@ -225,6 +226,10 @@ pub(super) async fn patch(
         owner.set_agent(agent);
     }
     gateway.people().changed(&conversation);
+    if gateway.require(&principal, Permission::Read, &conversation).await.is_err() {
+        // Changing is not reading.
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
     Ok(conversation_json(&gateway, &conversation, &info).await?.into_response())
 }
 

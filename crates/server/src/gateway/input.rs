@@ -3,6 +3,8 @@
 //! Invariant: nothing that a client sent is silently ignored; an error names the field and the limit.
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use conch_core::ids::{ConvRef, ConversationId};
+use conch_core::json::is_deeper_than;
 use conch_core::refusal::{Code, Refusal};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
@@ -51,7 +53,7 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         };
         let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
         let depth_limit = gateway.limits().body_depth + 2;
-        if depth(text) > depth_limit {
+        if is_deeper_than(text, depth_limit) {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
         Ok(Self(from_json(text)?))
@@ -131,31 +133,20 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Gateway> for Path<T> {
     }
 }
 
+/// The conversation that a path names.
+///
+/// # Errors
+/// `invalid_request`: the id is not well-formed.
+pub(super) fn conversation_ref(id: &str) -> Result<ConvRef, HttpError> {
+    Ok(id.parse::<ConversationId>()?.into())
+}
+
 fn too_large(limit: usize) -> Refusal {
     Refusal::new(Code::TooLarge, format!("the request body is over {limit} bytes"))
 }
 
 fn invalid(detail: String) -> Refusal {
     Refusal::new(Code::InvalidRequest, detail)
-}
-
-/// The deepest nesting of a text that may be JSON, without recursion.
-fn depth(text: &str) -> usize {
-    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b'{' | b'[' if !in_string => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-    }
-    deepest
 }
 
 #[cfg(test)]
@@ -223,12 +214,5 @@ mod tests {
             assert_eq!(refusal.code, Code::InvalidRequest);
             assert!(refusal.detail.starts_with(expected), "{text}: {}", refusal.detail);
         }
-    }
-
-    #[test]
-    fn depth_ignores_strings() {
-        assert_eq!(depth(r#"{"a":[1,{"b":"[[[\"[["}]}"#), 3);
-        assert_eq!(depth("\"[[[\""), 0);
-        assert_eq!(depth(&"[".repeat(1_000_000)), 1_000_000);
     }
 }

@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
 use super::errors::HttpError;
+use super::stall::Stalling;
 use super::{Gateway, Slot};
 use crate::auth::extract;
 use crate::auth::origin::Page;
@@ -107,7 +108,9 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
         // The limit itself is checked by `common_checks`, which can say so; this bounds what is read before.
         .max_headers(limits.headers * 2)
         .max_buf_size((limits.header_bytes * 2 + REQUEST_LINE_BYTES).max(8192));
-    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).with_upgrades();
+    let serving = builder
+        .serve_connection(TokioIo::new(Stalling::new(stream)), TowerToHyperService::new(service))
+        .with_upgrades();
     tokio::pin!(serving);
     let mut shutdown = gateway.shutdown();
     // Both branches are cancel safe: the connection is pinned outside.

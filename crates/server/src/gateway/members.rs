@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use conch_core::ids::{ConvRef, ConversationId, Subject};
+use conch_core::ids::{ConvRef, Subject};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::Timestamp;
 use conch_store::MembershipChange;
@@ -10,17 +10,13 @@ use http::{StatusCode, header};
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::{Json, Path, Query};
+use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::people::Change;
 
-fn parse(id: &str) -> Result<ConvRef, HttpError> {
-    Ok(id.parse::<ConversationId>()?.into())
-}
-
-/// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what a grant lets one send to.
+/// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what grants let one read and send to.
 async fn require_change(
     gateway: &Gateway,
     principal: &Principal,
@@ -31,9 +27,14 @@ async fn require_change(
     let own = principal.sub == *sub;
     match change {
         Change::Removed if own => Ok(()),
-        Change::Added if own && principal.allows(Permission::Send, &conversation.id) => Ok(()),
+        Change::Added if own && may_join(principal, conversation) => Ok(()),
         _ => gateway.require(principal, Permission::Admin, conversation).await,
     }
+}
+
+/// A membership gives reading and sending, so joining by oneself takes grants of both.
+fn may_join(principal: &Principal, conversation: &ConvRef) -> bool {
+    [Permission::Read, Permission::Send].iter().all(|permission| principal.allows(*permission, &conversation.id))
 }
 
 async fn change(
@@ -42,7 +43,7 @@ async fn change(
     (id, sub): (String, String),
     change: Change,
 ) -> Result<Response, HttpError> {
-    let (conversation, sub): (ConvRef, Subject) = (parse(&id)?, sub.parse()?);
+    let (conversation, sub): (ConvRef, Subject) = (conversation_ref(&id)?, sub.parse()?);
     if sub.is_reserved() {
         return Err(Refusal::new(Code::UnprocessableRequest, "sub: names that start with @ are reserved").into());
     }
@@ -116,7 +117,7 @@ pub(super) async fn list(
     Path(id): Path<String>,
     Query(query): Query<MembersQuery>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     let limits = gateway.limits();
     let limit = page_limit(query.limit, limits.history_default, limits.history_limit)?;
@@ -138,7 +139,7 @@ pub(super) async fn move_cursor(
     Path(id): Path<String>,
     Json(CursorRequest { seq }): Json<CursorRequest>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     let json = gateway.move_cursor(&principal, &conversation, seq).await?;
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
@@ -149,7 +150,7 @@ pub(super) async fn presence(
     Caller(principal): Caller,
     Path(id): Path<String>,
 ) -> Result<Response, HttpError> {
-    let conversation = parse(&id)?;
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     let json = match gateway.hubs().presence(&conversation).await {
         Some(json) => json,

@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use conch_core::ids::{ConvRef, ConversationId};
 use conch_core::record::RecordKind;
 use conch_core::refusal::{Code, Refusal};
 use conch_core::sequencer::Outcome;
@@ -11,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::errors::HttpError;
-use super::input::{Json, Path, Query};
+use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{HistoryRequest, receipt_json};
 use super::{Caller, Gateway};
 use crate::auth::grants::Permission;
@@ -31,7 +30,7 @@ pub(super) async fn send(
     headers: HeaderMap,
     Json(request): Json<SendRequest>,
 ) -> Result<Response, HttpError> {
-    let conversation: ConvRef = id.parse::<ConversationId>()?.into();
+    let conversation = conversation_ref(&id)?;
     let kind = match request.kind.as_deref() {
         None | Some("message") => RecordKind::Message,
         Some("event") => RecordKind::Event,
@@ -89,7 +88,7 @@ pub(super) async fn history(
     Path(id): Path<String>,
     Query(query): Query<HistoryQuery>,
 ) -> Result<Response, HttpError> {
-    let conversation: ConvRef = id.parse::<ConversationId>()?.into();
+    let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     let HistoryQuery { after, before, limit, kinds } = query;
     let json = gateway.history(&conversation, &HistoryRequest { after, before, limit, kinds }).await?;

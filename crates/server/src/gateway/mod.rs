@@ -17,6 +17,7 @@ mod members;
 mod messages;
 mod operations;
 mod socket;
+mod stall;
 mod streams;
 
 #[cfg(test)]
@@ -32,10 +33,10 @@ use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
-use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::refusal::{Code, Refusal};
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::auth::extract;
 use crate::auth::grants::Principal;
@@ -48,7 +49,7 @@ use crate::hub::Hubs;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Router, draining};
 use crate::turn::agents::Agents;
 use errors::HttpError;
 pub use listener::{ListenError, Listener};
@@ -72,6 +73,9 @@ pub const ROUTES: &[(&str, &[&str])] = &[
 const RECONNECT_LEAST_MS: u64 = 500;
 /// What each connected client adds to it, in milliseconds: a hundred a second come back.
 const RECONNECT_SPREAD_MS: u64 = 10;
+
+/// Pages of history read from the store at once, over all clients.
+const HISTORY_READS: usize = 2;
 
 /// What a gateway is made of.
 pub struct Components {
@@ -122,6 +126,8 @@ struct Shared {
     limits: Limits,
     rate: Rate,
     rates: Mutex<SenderLimits>,
+    /// Pages of history read at once, so that they leave the store's readers to others, too.
+    history_reads: Semaphore,
     reconnect_jitter_ms: u64,
     /// HTTP connections, until they become sockets.
     connections: Arc<AtomicUsize>,
@@ -212,6 +218,7 @@ impl Gateway {
             limits,
             rate,
             rates: Mutex::new(rates),
+            history_reads: Semaphore::new(HISTORY_READS),
             reconnect_jitter_ms,
             connections: Arc::default(),
             token_ttl_ms,
@@ -271,10 +278,7 @@ impl Gateway {
     pub(crate) fn refuse_if_draining(&self) -> Result<(), Refusal> {
         match *self.shared.shutdown.borrow() {
             Phase::Serving => Ok(()),
-            Phase::ShuttingDown => {
-                let retry = Retry { after_ms: 1_000, budget_ms: 30_000 };
-                Err(Refusal::retry(Code::Draining, "the node shuts down", retry))
-            }
+            Phase::ShuttingDown => Err(draining()),
         }
     }
 
@@ -314,7 +318,11 @@ impl Gateway {
     /// `forbidden` for a page that is not allowed.
     pub(crate) fn check_origin(&self, request: &Request) -> Result<Page, Refusal> {
         let text = |name| request.headers().get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
-        let host = text(header::HOST).or_else(|| request.uri().authority().map(http::uri::Authority::as_str));
+        if request.headers().get_all(header::HOST).iter().count() > 1 {
+            return Err(Refusal::new(Code::InvalidRequest, "Host: is there more than once"));
+        }
+        // The target's own host wins over the header (RFC 9112, 3.2.2).
+        let host = request.uri().authority().map(http::uri::Authority::as_str).or_else(|| text(header::HOST));
         self.shared.origins.check(text(header::ORIGIN), host)
     }
 

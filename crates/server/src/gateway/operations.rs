@@ -128,7 +128,10 @@ impl Gateway {
             kinds.split(',').filter(|kind| !kind.is_empty()).map(str::parse::<RecordKind>).collect();
         let kinds = kinds.map_err(IntoRefusal::into_refusal)?;
         let query = RangeQuery { conversation: conversation.clone(), direction, limit, kinds };
-        let page = self.node().store.range(&query).await.map_err(IntoRefusal::into_refusal)?;
+        let page = {
+            let _turn = self.shared.history_reads.acquire().await;
+            self.node().store.range(&query).await.map_err(IntoRefusal::into_refusal)?
+        };
         let page = page.ok_or_else(|| not_found(conversation))?;
         Ok(history_json(&page))
     }

@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use conch_core::ids::{ConvRef, ConversationId, Seq};
+use conch_core::ids::{ConvRef, Seq};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::wire::sse::{self, Position};
 use futures_util::future::BoxFuture;
@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::errors::HttpError;
-use super::input::{Path, Query};
+use super::input::{Path, Query, conversation_ref};
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
 use crate::frame::{Class, Frame};
@@ -52,7 +52,7 @@ pub(super) async fn conversation(
     headers: HeaderMap,
     Query(query): Query<StreamQuery>,
 ) -> Result<Response, HttpError> {
-    let conversation: ConvRef = id.parse::<ConversationId>()?.into();
+    let conversation = conversation_ref(&id)?;
     let (after, log) = position(&headers, query)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
     match open(&gateway, &principal, &conversation, after, log).await {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conch_core::ids::{ConvRef, Epoch, Seq, Subject};
 use conch_core::presence::{Announcement, Mode, Presence};
-use conch_core::refusal::{Code, Refusal};
+use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::ring::Ring;
 use conch_core::time::Monotonic;
 use conch_core::turn::live::{Applied, LiveEvent, LiveView};
@@ -196,7 +196,10 @@ impl Hub {
         let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|w: &Waiting| w.deadline <= now);
         self.waiting = waiting;
         for waiting in late {
-            let _ = waiting.answer.send(Err(unavailable()));
+            let refusal =
+                Refusal::retry(Code::ConversationUnavailable, "the owner was not reached in time", Retry::SOON);
+            // A client that went away while it waited needs no answer.
+            let _ = waiting.answer.send(Err(refusal));
         }
         self.show_presence();
     }

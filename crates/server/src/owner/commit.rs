@@ -63,6 +63,7 @@ fn count(conversations: usize) -> i64 {
 fn fail_all(answers: Vec<oneshot::Sender<AppendOutcome>>, error: &StoreError) {
     tracing::warn!(%error, batches = answers.len(), "a group commit failed");
     for answer in answers {
+        // An owner that is gone needs no answer.
         let _ = answer.send(AppendOutcome::Failed(error.clone()));
     }
 }

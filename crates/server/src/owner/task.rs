@@ -23,6 +23,8 @@ use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Publi
 use crate::frame::{Address, Frame};
 use crate::metrics::{EndedTurn, Queue};
 
+mod sessions;
+
 /// Time between two position marks to followers, and between two looks at idleness.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -100,7 +102,8 @@ impl Owner {
 
     async fn run(mut self) -> End {
         if let Err(error) = self.thaw().await {
-            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %error, "a session was not thawed");
+            let epoch = self.sequencer.epoch();
+            tracing::warn!(conversation = %self.charge.tenure.conversation.id, %epoch, %error, "a session was not thawed");
             return self.ended();
         }
         loop {
@@ -211,15 +214,20 @@ impl Owner {
             }
             AppendOutcome::Fenced => {
                 self.charge.node.metrics.fenced_writes.inc();
-                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "fenced");
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was fenced");
                 Input::Ended(moved())
             }
             AppendOutcome::Rewound => {
-                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "rewound");
+                tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was of another generation");
                 Input::Ended(moved())
             }
             AppendOutcome::Failed(error) if error.is_ambiguous() => Input::Ended(moved()),
-            AppendOutcome::Failed(error) => Input::Failed(store_refusal(&error)),
+            AppendOutcome::Failed(error) => {
+                if let StoreError::Damaged(_) = error {
+                    tracing::error!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), %error, "a write was refused");
+                }
+                Input::Failed(store_refusal(&error))
+            }
         };
         self.step(input);
         if landed {
@@ -272,7 +280,8 @@ impl Owner {
     }
 
     fn report(&self, broken: &Broken) {
-        tracing::error!(conversation = %self.charge.tenure.conversation.id, %broken, "an owner stops");
+        let epoch = self.sequencer.epoch();
+        tracing::error!(conversation = %self.charge.tenure.conversation.id, %epoch, %broken, "an owner stops");
     }
 
     fn settle(&mut self, ticket: Ticket, result: Result<Vec<Receipt>, Refusal>) {
@@ -381,7 +390,9 @@ impl Owner {
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
         match self.charge.node.store.release(&held, reign.first_seq).await {
             Ok(_) => {}
-            Err(error) => tracing::warn!(conversation = %conversation.id, %error, "a lease was not released"),
+            Err(error) => {
+                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
+            }
         }
         self.followers.clear();
         for done in self.releasing.drain(..) {
@@ -410,8 +421,6 @@ impl Owner {
         }
     }
 }
-
-mod sessions;
 
 fn original(duplicate: Duplicate) -> (Seq, Original) {
     let Duplicate { seq, original } = duplicate;

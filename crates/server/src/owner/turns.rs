@@ -19,6 +19,7 @@ use conch_store::{Checkpoint, Direction, DueChange, DueWhy, RangeQuery, Store, S
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Command, moved, store_refusal};
+use crate::metrics::LiveTurn;
 use crate::node::Node;
 use crate::turn::agents::Agents;
 use crate::turn::runner::{self, FIRST_ATTEMPT, Signal, TurnPort, TurnRun};
@@ -83,8 +84,12 @@ impl Turns {
         self.runner = Some((turn, signal));
         let run = TurnRun { turn, agent, epoch: port.epoch, attempt: FIRST_ATTEMPT };
         let (seams, agents, commands) = (node.seams.clone(), Arc::clone(agents), port.commands.clone());
+        // Counted by the runner itself, so that it counts down however its owner ends.
+        let running = node.metrics.turns(LiveTurn::Running);
+        running.inc();
         node.seams.spawn("turn", async move {
             let outcome = runner::run(seams, Arc::new(port), agents, run, observed).await;
+            running.dec();
             tracing::debug!(%turn, ?outcome, "a turn's runner is done");
             // An owner that is gone does not need to know.
             let _ = commands.send(Command::RunnerGone { turn }).await;
@@ -95,6 +100,7 @@ impl Turns {
     pub(super) fn stop_runner(&mut self, turn: Option<Seq>) {
         if let Some((running, signal)) = self.runner.take_if(|(running, _)| turn.is_none_or(|turn| turn == *running)) {
             tracing::debug!(turn = %running, "a turn's runner is stopped");
+            // A runner that is over needs no signal.
             let _ = signal.send(Signal::Stop);
         }
     }

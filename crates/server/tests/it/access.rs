@@ -469,3 +469,19 @@ async fn origins_are_checked_and_allowed_ones_get_their_preflight() {
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example"));
     answer.problem(405, "method_not_allowed");
 }
+
+#[tokio::test]
+async fn creating_and_changing_show_nothing_to_those_who_may_not_read() {
+    let node = Node::start().await;
+    node.client("owner").channel("secret").await;
+    let creator = node.client_with("mallory", &[("*", &[Create])]);
+    creator.put("/v1/conversations/secret", json!({"kind": "channel"})).await.problem(403, "forbidden");
+    creator
+        .put("/v1/conversations/secret", json!({"kind": "session", "agent": "demo"}))
+        .await
+        .problem(403, "forbidden");
+    creator.put("/v1/conversations/own", json!({"kind": "channel"})).await.ok(201);
+    creator.put("/v1/conversations/own", json!({"kind": "channel"})).await.ok(200);
+    let admin = node.client_with("root", &[("*", &[Admin])]);
+    assert_eq!(admin.call("PATCH", "/v1/conversations/secret", json!({"title": "new"})).await.status, 204);
+}

@@ -120,6 +120,7 @@ async fn void_positions_get_exactly_one_resync() {
         assert_eq!(events[0].data, json!({"log": log, "head_seq": 20}), "{query} {id:?}");
         assert_eq!(events[0].id, Some(format!("{log}:20")));
     }
+    node.metric_becomes(r#"conch_limit_hits_total{queue="catch_up"}"#, 2.0).await;
     // As far as the limit goes, record by record.
     let mut stream = Stream::open(&alice, &format!("{STREAM}?after=10")).await;
     assert_eq!(seqs(&stream.up_to("caught_up").await), (11..=20).collect::<Vec<u64>>());

@@ -25,7 +25,13 @@ async fn administrators_change_members_and_others_only_themselves() {
     bob.put(&format!("{MEMBERS}/dave"), json!({})).await.problem(403, "forbidden");
     bob.delete(&format!("{MEMBERS}/owner")).await.problem(403, "forbidden");
     let sender = node.client_with("dave", &[("c", &[Send])]);
-    assert_eq!(sender.put(&format!("{MEMBERS}/dave"), json!({})).await.status, 201, "one's own, where one may send");
+    sender.put(&format!("{MEMBERS}/dave"), json!({})).await.problem(403, "forbidden");
+    let sender = node.client_with("dave", &[("c", &[Read, Send])]);
+    assert_eq!(
+        sender.put(&format!("{MEMBERS}/dave"), json!({})).await.status,
+        201,
+        "one's own, where one may read and send"
+    );
     sender.put(&format!("{MEMBERS}/erin"), json!({})).await.problem(403, "forbidden");
     let reader = node.client_with("erin", &[("c", &[Read])]);
     reader.put(&format!("{MEMBERS}/erin"), json!({})).await.problem(403, "forbidden");

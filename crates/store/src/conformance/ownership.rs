@@ -6,7 +6,7 @@ use super::world::{GAP, MARGIN_MS, Reign, TTL, TTL_MS, World, claim, id, message
 use super::{Verdict, Violation, check, check_eq};
 use crate::{AppendOutcome, ClaimOutcome, ClaimRequest, Resolution, StoreError};
 
-/// What each generation skips (the ownership design, "Sequence numbers").
+/// What each generation skips (docs/ARCHITECTURE.md, "Ownership").
 const SKIP_PER_GENERATION: u64 = 1_000_000;
 
 impl World<'_> {

@@ -15,7 +15,7 @@ use super::rows;
 use crate::{Checkpoint, Direction, DueRow, DueWhy, Page, RangeQuery, StoreError, Summary, SummaryPage, UNREAD_CAP};
 
 /// Bodies on one page, in bytes; a page holds at least one record, which may be larger.
-pub(super) const PAGE_MAX_BYTES: usize = 4 * 1024 * 1024;
+pub(super) const PAGE_MAX_BYTES: usize = 1024 * 1024;
 
 /// All kinds, as the mask that the statements below take: bit n is the kind with number n.
 const ALL_KINDS: i64 = i64::MAX;

@@ -72,6 +72,17 @@ pub(super) struct Identity {
     pub(super) log: LogId,
 }
 
+/// Makes the file, if it is not there, readable by its owner alone, whatever the directory's mode: it holds what people
+/// write. Its log and its index inherit the mode.
+fn make_private(file: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    match made {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map(drop),
+    }
+}
+
 /// Opens the writer's connection, creates the tables in a new file, and refuses any other file.
 pub(super) fn open_writer(file: &Path) -> Result<Connection, OpenError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -81,6 +92,7 @@ pub(super) fn open_writer(file: &Path) -> Result<Connection, OpenError> {
         connection.set_prepared_statement_cache_capacity(STATEMENT_CACHE);
         Ok(connection)
     };
+    make_private(file).map_err(|source| OpenError::Directory { path: file.to_owned(), source })?;
     let connection = open().map_err(|error| open_error(file, &error))?;
     let is_new = inspect(&connection, file)? == Contents::Nothing;
     configure_writer(&connection).map_err(|error| open_error(file, &error))?;

@@ -131,6 +131,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         drop(self.queue.take());
         if let Some(thread) = self.thread.take() {
+            // Jobs' panics are caught; one of the loop itself was reported when it happened.
             let _ = thread.join();
         }
     }

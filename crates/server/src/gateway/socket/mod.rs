@@ -21,10 +21,10 @@ use conch_core::refusal::{Code, Refusal, Retry};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use hyper::upgrade::Parts;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
 use super::Gateway;
 use super::errors::HttpError;
+use super::stall::Stalling;
 use crate::auth::extract::{self, PHOENIX_SUBPROTOCOL};
 use crate::auth::grants::Principal;
 
@@ -53,9 +53,10 @@ pub(super) async fn upgrade(State(gateway): State<Gateway>, mut request: Request
             Ok(upgraded) => upgraded,
             Err(error) => return tracing::debug!(%error, "a socket was not upgraded"),
         };
-        match upgraded.downcast::<TokioIo<TcpStream>>() {
+        match upgraded.downcast::<TokioIo<Stalling>>() {
             Ok(Parts { io, read_buf, .. }) => {
-                let connection = connection::Connection::new(gateway, principal, io.into_inner(), &read_buf);
+                let connection =
+                    connection::Connection::new(gateway, principal, io.into_inner().into_inner(), &read_buf);
                 // Kept, it would cost every idle socket the 8 KiB that the HTTP half read into.
                 drop(read_buf);
                 connection.run().await;

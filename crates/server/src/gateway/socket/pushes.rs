@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use conch_core::ids::ConvRef;
 use conch_core::record::{Draft, RecordKind};
@@ -15,7 +16,7 @@ use conch_core::sequencer::Receipt;
 use conch_core::wire::phoenix::{ClientFrame, Status};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use super::channel::Channel;
 use super::connection::{Connection, Joined};
@@ -25,6 +26,9 @@ use crate::gateway::input::from_json;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
 use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
+
+/// How long a page of history waits for room in the socket's queue.
+const ROOM: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,10 +76,17 @@ struct Answer {
 }
 
 /// The pushes of a socket that are under way.
-#[derive(Default)]
 pub(super) struct Pushes {
     count: AtomicUsize,
     fewer: Notify,
+    /// A page of history is large: one at a time.
+    history: Semaphore,
+}
+
+impl Default for Pushes {
+    fn default() -> Self {
+        Self { count: AtomicUsize::new(0), fewer: Notify::new(), history: Semaphore::new(1) }
+    }
 }
 
 impl Pushes {
@@ -149,8 +160,17 @@ impl Connection {
             "history" => {
                 let HistoryPush { after, before, limit, kinds } = parse(frame.payload)?;
                 let request = HistoryRequest { after, before, limit, kinds };
+                let (under_way, outbox) = (Arc::clone(&self.under_way), Arc::clone(&self.outbox));
                 self.answer_later(channel, frame, conversation, move |gateway, _, conversation| async move {
-                    gateway.history(&conversation, &request).await
+                    // One page at a time, and none while the client has not taken the one before.
+                    let turn = under_way.history.acquire().await;
+                    if tokio::time::timeout(ROOM, outbox.room()).await.is_err() {
+                        let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+                        return Err(Refusal::retry(Code::Overloaded, "the client takes no answers", retry));
+                    }
+                    let page = gateway.history(&conversation, &request).await;
+                    drop(turn);
+                    page
                 })
             }
             "cursor" => {

@@ -5,7 +5,6 @@ use conch_core::turn::journal;
 use conch_core::turn::live::{Applied, LiveEvent};
 
 use super::*;
-use crate::metrics::LiveTurn;
 use crate::owner::turns::OwnerPort;
 
 impl Owner {
@@ -55,13 +54,11 @@ impl Owner {
                     if let Some(turns) = &mut self.turns {
                         turns.start_runner(node, agents, port, agent);
                     }
-                    self.charge.node.metrics.turns(LiveTurn::Running).inc();
                 }
                 turn::Action::StopRunner { turn } => {
                     if let Some(turns) = &mut self.turns {
                         turns.stop_runner(Some(turn));
                     }
-                    self.charge.node.metrics.turns(LiveTurn::Running).dec();
                     self.checkpoint_soon();
                 }
                 turn::Action::Due(due) if self.sequencer.is_idle() && self.flight.is_none() => self.write_due(due),

@@ -14,6 +14,7 @@ mod duration;
 mod exit;
 mod local;
 mod output;
+mod safe;
 mod target;
 
 use std::process::ExitCode;

@@ -6,7 +6,8 @@ use super::call;
 use crate::args::{ConversationsArgs, CreateArgs, MemberChange, MembersArgs};
 use crate::client::Request;
 use crate::exit::Failure;
-use crate::output::{Output, Style, printable};
+use crate::output::{Output, Style};
+use crate::safe::one_line;
 use crate::target;
 
 /// Most members asked for at a time.
@@ -51,7 +52,7 @@ pub(crate) async fn list(args: &ConversationsArgs, output: &Output) -> Result<()
 }
 
 fn summary(output: &Output, conversation: &Value) -> String {
-    let text = |key: &str| printable(conversation[key].as_str().unwrap_or_default());
+    let text = |key: &str| one_line(conversation[key].as_str().unwrap_or_default());
     let unread = match conversation["unread"].as_u64() {
         Some(0) | None => String::new(),
         Some(count) => output.styled(Style::Accent, &format!(" {count} unread")),
@@ -63,7 +64,7 @@ fn summary(output: &Output, conversation: &Value) -> String {
         Some(said) => {
             let line: String = said.lines().next().unwrap_or_default().chars().take(60).collect();
             let who = last["name"].as_str().or(last["sender"].as_str()).unwrap_or_default();
-            output.styled(Style::Dim, &format!("  {}: {}", printable(who), printable(&line)))
+            output.styled(Style::Dim, &format!("  {}: {}", one_line(who), one_line(&line)))
         }
         None => String::new(),
     };
@@ -82,7 +83,7 @@ pub(crate) async fn members(args: &MembersArgs, output: &Output) -> Result<(), F
     call(&client, &request, args.target.budget, output).await?;
     let member = matches!(args.change, Some(MemberChange::Add { .. }));
     let result = json!({"conversation": conversation, "sub": sub, "member": member});
-    output.result(&result, || format!("{} {done} {conversation}", printable(sub.as_str())))
+    output.result(&result, || format!("{} {done} {conversation}", one_line(sub.as_str())))
 }
 
 async fn list_members(args: &MembersArgs, output: &Output) -> Result<(), Failure> {
@@ -95,7 +96,7 @@ async fn list_members(args: &MembersArgs, output: &Output) -> Result<(), Failure
         let page = call(&client, &request, args.target.budget, output).await?.body;
         let members = array(&page, "members")?;
         for member in members {
-            output.result(member, || printable(member["sub"].as_str().unwrap_or_default()))?;
+            output.result(member, || one_line(member["sub"].as_str().unwrap_or_default()))?;
         }
         after = members.last().and_then(|member| member["sub"].as_str()).map(str::to_owned);
         if page["more"] != true || after.is_none() {

@@ -88,24 +88,48 @@ pub(crate) async fn members(args: &MembersArgs, output: &Output) -> Result<(), F
 
 async fn list_members(args: &MembersArgs, output: &Output) -> Result<(), Failure> {
     let client = target::client(&args.target)?;
-    let mut after = None;
+    let mut after: Option<String> = None;
     for _ in 0..MEMBERS_PAGES_MAX {
         let request = Request::get(&["v1", "conversations", args.conversation.as_str(), "members"])
-            .with_query("after", after)
+            .with_query("after", after.clone())
             .with_query("limit", Some(MEMBERS_PAGE.to_string()));
         let page = call(&client, &request, args.target.budget, output).await?.body;
         let members = array(&page, "members")?;
         for member in members {
             output.result(member, || one_line(member["sub"].as_str().unwrap_or_default()))?;
         }
-        after = members.last().and_then(|member| member["sub"].as_str()).map(str::to_owned);
-        if page["more"] != true || after.is_none() {
+        if page["more"] != true {
             return Ok(());
         }
+        let last = members.last().and_then(|member| member["sub"].as_str());
+        after = Some(advanced(after.as_deref(), last)?);
     }
     Err(Failure::other("there are more members than this command shows"))
 }
 
+/// Where the next page begins. Members come in the order of their subs: a page that does not lead on would be asked for
+/// again and again.
+fn advanced(after: Option<&str>, last: Option<&str>) -> Result<String, Failure> {
+    match last {
+        Some(last) if after.is_none_or(|after| after < last) => Ok(last.to_owned()),
+        _ => Err(Failure::other("unexpected answer: there are more members, but the page does not lead on to them")),
+    }
+}
+
 fn array<'a>(page: &'a Value, key: &str) -> Result<&'a Vec<Value>, Failure> {
     page[key].as_array().ok_or_else(|| Failure::other(format!("unexpected answer: it has no {key}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_lead_on_or_end() {
+        assert_eq!(advanced(None, Some("a")).expect("a first page"), "a");
+        assert_eq!(advanced(Some("a"), Some("b")).expect("a next page"), "b");
+        for (after, last) in [(None, None), (Some("a"), None), (Some("b"), Some("b")), (Some("b"), Some("a"))] {
+            assert!(advanced(after, last).is_err(), "{after:?} {last:?}");
+        }
+    }
 }

@@ -113,6 +113,16 @@ impl Output {
         }
     }
 
+    /// Something that is probably a mistake, on standard error, always.
+    pub(crate) fn warning(&self, text: &str) {
+        let line = match self.format {
+            Format::Human => format!("conch: warning: {}", printable(text)),
+            Format::Json => json_line(&json!({"warning": {"message": text}}).to_string()),
+        };
+        // As for a notice.
+        let _ = writeln!(io::stderr(), "{line}");
+    }
+
     /// Shows that a request waits, in place, on a terminal.
     pub(crate) fn waiting(&self, waiting: &Waiting<'_>) {
         if self.stderr_is_terminal {

@@ -14,6 +14,7 @@ mod duration;
 mod exit;
 mod local;
 mod output;
+mod safe;
 mod target;
 
 use std::process::ExitCode;
@@ -22,18 +23,14 @@ use clap::Parser;
 
 use crate::args::{Arguments, Command};
 use crate::exit::Failure;
-use crate::output::Output;
+use crate::output::{Format, Output};
 
 /// Parses the command line, runs the command, and turns its end into an exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => {
-            // Help and version are answers, not mistakes: clap prints them to standard output with code 0.
-            let exit = if error.use_stderr() { exit::Exit::Usage } else { exit::Exit::Ok };
-            return if error.print().is_ok() { exit.into() } else { exit::Exit::Failure.into() };
-        }
+        Err(error) => return not_parsed(&error),
     };
     let output = Output::detect(arguments.json);
     match dispatch(arguments.command, &output) {
@@ -43,6 +40,20 @@ pub fn main() -> ExitCode {
             failure.exit.into()
         }
     }
+}
+
+/// Help and version are answers, not mistakes: clap prints them to standard output, with code 0. A mistake is shown as
+/// clap does it to people, and to programs like any other failure.
+fn not_parsed(error: &clap::Error) -> ExitCode {
+    // What was not parsed cannot say for whom results are.
+    let output = Output::detect(std::env::args_os().any(|argument| argument == "--json"));
+    if error.use_stderr() && output.format == Format::Json {
+        let message = error.to_string();
+        output.failure(&Failure::usage(message.trim().trim_start_matches("error: ")));
+        return exit::Exit::Usage.into();
+    }
+    let exit = if error.use_stderr() { exit::Exit::Usage } else { exit::Exit::Ok };
+    if error.print().is_ok() { exit.into() } else { exit::Exit::Failure.into() }
 }
 
 fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {

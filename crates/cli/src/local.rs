@@ -34,12 +34,24 @@ pub(crate) fn data_directory(config: &Config) -> PathBuf {
     }
 }
 
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MintError {
+    /// The key is not there or not good.
+    #[error("{0}")]
+    Key(String),
+    /// No server would take what it was asked to hold.
+    #[error("{0}")]
+    Claim(String),
+}
+
 /// A token signed with the configured key, or the data directory's development key.
-pub(crate) fn mint(config: &Config, mint: impl FnOnce(Timestamp) -> Mint) -> Result<String, String> {
-    let key = SigningKey::find(config.auth.configured(), &data_directory(config)).map_err(|error| error.to_string())?;
-    let key = TokenKey::new(&key.secret).map_err(|error| error.to_string())?;
+pub(crate) fn mint(config: &Config, mint: impl FnOnce(Timestamp) -> Mint) -> Result<String, MintError> {
+    let key = SigningKey::find(config.auth.configured(), &data_directory(config))
+        .map_err(|error| MintError::Key(error.to_string()))?;
+    let key = TokenKey::new(&key.secret).map_err(|error| MintError::Key(error.to_string()))?;
     let now = now();
-    key.mint(&mint(now), now).map_err(|error| error.to_string())
+    key.mint(&mint(now), now).map_err(|error| MintError::Claim(error.to_string()))
 }
 
 /// A token for the user of this machine: whoever can read the key may do everything.
@@ -53,6 +65,7 @@ pub(crate) fn token_of_the_user(store: Option<&str>) -> Result<String, String> {
         grants: vec![everything()],
         rate_limit: RateLimit::Default,
     })
+    .map_err(|error| error.to_string())
 }
 
 /// A token for a bench: its rate is not limited.
@@ -64,6 +77,7 @@ pub(crate) fn bench_token(store: &str) -> Result<String, String> {
         grants: vec![everything()],
         rate_limit: RateLimit::Lifted,
     })
+    .map_err(|error| error.to_string())
 }
 
 fn everything() -> Grant {

@@ -2,6 +2,9 @@
 //!
 //! Standard output carries results; standard error carries notices and failures. Colour only on a terminal, and never
 //! with NO_COLOR.
+//!
+//! Invariant: notices, failures, records and JSON are made safe here (see [`crate::safe`]); what a command hands to
+//! [`Output::line`] and [`Output::write`] it has made safe itself.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,8 +14,9 @@ use serde_json::{Value, json};
 
 use crate::client::Waiting;
 use crate::exit::{Exit, Failure};
+use crate::safe::{json_line, one_line, printable};
 
-/// Most characters of a system record's body that people are shown; JSON has it whole.
+/// Most characters that people are shown of a system record's body (JSON has it whole), and of why a request waits.
 const DETAIL_CHARS_MAX: usize = 100;
 
 /// For whom results are.
@@ -85,7 +89,12 @@ impl Output {
     /// One JSON line.
     pub(crate) fn json(&self, value: &impl Serialize) -> Result<(), Failure> {
         let text = serde_json::to_string(value).map_err(|error| Failure::other(error.to_string()))?;
-        self.line(&text)
+        self.json_text(&text)
+    }
+
+    /// JSON that was checked already, as one line.
+    pub(crate) fn json_text(&self, json: &str) -> Result<(), Failure> {
+        self.line(&json_line(json))
     }
 
     /// A result: a JSON line, or the human form.
@@ -100,15 +109,26 @@ impl Output {
     pub(crate) fn notice(&self, text: &str) {
         if self.format == Format::Human || self.stderr_is_terminal {
             // A notice that cannot be shown is no reason to fail.
-            let _ = writeln!(io::stderr(), "{}", self.styled(Style::Dim, text));
+            let _ = writeln!(io::stderr(), "{}", self.styled(Style::Dim, &printable(text)));
         }
+    }
+
+    /// Something that is probably a mistake, on standard error, always.
+    pub(crate) fn warning(&self, text: &str) {
+        let line = match self.format {
+            Format::Human => format!("conch: warning: {}", printable(text)),
+            Format::Json => json_line(&json!({"warning": {"message": text}}).to_string()),
+        };
+        // As for a notice.
+        let _ = writeln!(io::stderr(), "{line}");
     }
 
     /// Shows that a request waits, in place, on a terminal.
     pub(crate) fn waiting(&self, waiting: &Waiting<'_>) {
         if self.stderr_is_terminal {
             let seconds = waiting.elapsed.as_secs_f64();
-            let _ = write!(io::stderr(), "\r\x1b[Kwaiting… {seconds:.0} s ({})", waiting.reason);
+            let reason: String = waiting.reason.chars().take(DETAIL_CHARS_MAX).collect();
+            let _ = write!(io::stderr(), "\r\x1b[Kwaiting… {seconds:.0} s ({})", one_line(&reason));
         }
     }
 
@@ -124,17 +144,20 @@ impl Output {
         if failure.exit == Exit::Ok {
             return;
         }
-        let text = match self.format {
-            Format::Human => format!("conch: {}", failure.message),
+        let _ = writeln!(io::stderr(), "{}", self.failure_line(failure));
+    }
+
+    fn failure_line(&self, failure: &Failure) -> String {
+        match self.format {
+            Format::Human => format!("conch: {}", printable(&failure.message)),
             Format::Json => {
                 let mut error = json!({"exit": failure.exit as u8, "message": failure.message});
                 if let Some(problem) = &failure.problem {
                     error["problem"] = json!(problem);
                 }
-                json!({ "error": error }).to_string()
+                json_line(&json!({ "error": error }).to_string())
             }
-        };
-        let _ = writeln!(io::stderr(), "{text}");
+        }
     }
 
     /// Text with emphasis, where colours are on.
@@ -166,7 +189,7 @@ impl Output {
         let number = self.styled(Style::Dim, &format!("#{:<5} {time}", record.seq));
         let name = record.name.as_deref().unwrap_or(record.sender.as_str());
         let style = if record.sender.is_reserved() { Style::Accent } else { Style::Bold };
-        format!("{number} {}:", self.styled(style, &printable(name)))
+        format!("{number} {}:", self.styled(style, &one_line(name)))
     }
 }
 
@@ -187,18 +210,8 @@ fn system_text(record: &Record) -> String {
     if detail.len() < body.len() {
         detail.push('…');
     }
-    let detail = if body == "{}" { String::new() } else { format!(" {}", printable(&detail)) };
+    let detail = if body == "{}" { String::new() } else { format!(" {}", one_line(&detail)) };
     format!("{}{turn}{detail}", record.kind)
-}
-
-/// What others wrote may hold escape sequences that steer a terminal: control characters but line breaks and tabs are
-/// shown, not sent.
-pub(crate) fn printable(text: &str) -> String {
-    let plain = |c: char| !c.is_control() || c == '\n' || c == '\t';
-    if text.chars().all(plain) {
-        return text.to_owned();
-    }
-    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
 }
 
 #[cfg(test)]
@@ -224,7 +237,25 @@ mod tests {
     #[test]
     fn a_message_cannot_steer_the_terminal() {
         let evil = record("message", "eve", r#"{"text":"\u001b[2Jgone\r\nline"}"#);
-        assert_eq!(message_text(&evil), "\\u{1b}[2Jgone\\u{d}\nline");
+        assert_eq!(message_text(&evil), "\\u{1b}[2Jgone\\u{d}\n    line");
+    }
+
+    #[test]
+    fn a_name_stays_in_its_line() {
+        let mut evil = record("message", "eve", r#"{"text":"hi"}"#);
+        evil.name = Some("eve: hi\n#8".into());
+        assert_eq!(PLAIN.record(&evil), "#7     10:11:12 eve: hi\\u{a}#8: hi");
+    }
+
+    #[test]
+    fn a_failure_cannot_steer_the_terminal() {
+        let failure = Failure::other("refused: \u{1b}]0;x\u{7}\u{9b}2J\u{202e}\nconch: done");
+        let shown = PLAIN.failure_line(&failure);
+        assert_eq!(shown, "conch: refused: \\u{1b}]0;x\\u{7}\\u{9b}2J\\u{202e}\n    conch: done");
+        let shown = Output { format: Format::Json, ..PLAIN }.failure_line(&failure);
+        let same: Value = serde_json::from_str(&shown).expect("JSON");
+        assert_eq!(same["error"]["message"], failure.message.as_str());
+        assert!(shown.is_ascii() && !shown.contains(char::is_control), "{shown:?}");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::{Stream, StreamExt};
 use reqwest::{Method, StatusCode, Url};
 use serde_json::Value;
 
@@ -11,6 +12,8 @@ use super::{ClientError, Problem};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest wait for a whole answer; above the server's own longest wait (10 s).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest answer that is read, in bytes; far above the longest page of a server with the usual limits.
+const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Most bytes of an answer that is no JSON to show.
 const SHOWN_BYTES_MAX: usize = 200;
 
@@ -192,11 +195,11 @@ impl HttpClient {
     }
 
     /// Sends once and reads a good answer whole.
-    async fn exchange(&self, request: &Request) -> Result<(StatusCode, bytes::Bytes), ClientError> {
+    async fn exchange(&self, request: &Request) -> Result<(StatusCode, Vec<u8>), ClientError> {
         let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
         let response = sent.map_err(|error| unreachable(&error))?;
         let status = response.status();
-        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
+        let bytes = read(response).await?;
         if status.is_success() { Ok((status, bytes)) } else { Err(refused(status, &bytes)) }
     }
 
@@ -219,9 +222,33 @@ impl HttpClient {
         if status == StatusCode::OK {
             return Ok(response);
         }
-        let bytes = response.bytes().await.map_err(|error| unreachable(&error))?;
-        Err(refused(status, &bytes))
+        match tokio::time::timeout(ANSWER_TIMEOUT, read(response)).await {
+            Ok(bytes) => Err(refused(status, &bytes?)),
+            Err(_) => Err(ClientError::Unreachable("no end of the answer to the stream's request".to_owned())),
+        }
     }
+}
+
+async fn read(response: reqwest::Response) -> Result<Vec<u8>, ClientError> {
+    collect(response.bytes_stream(), ANSWER_BYTES_MAX).await
+}
+
+/// The whole of a body that is at most `bytes_max` long. A longer one is given up when that many have come, whatever
+/// length was announced.
+async fn collect(
+    body: impl Stream<Item = Result<bytes::Bytes, reqwest::Error>>,
+    bytes_max: usize,
+) -> Result<Vec<u8>, ClientError> {
+    let mut body = std::pin::pin!(body);
+    let mut read = Vec::new();
+    while let Some(part) = body.next().await {
+        let part = part.map_err(|error| unreachable(&error))?;
+        if part.len() > bytes_max - read.len() {
+            return Err(ClientError::Unexpected(format!("it is longer than {bytes_max} bytes")));
+        }
+        read.extend_from_slice(&part);
+    }
+    Ok(read)
 }
 
 fn unreachable(error: &reqwest::Error) -> ClientError {
@@ -277,6 +304,18 @@ mod tests {
         for (url, expected) in cases {
             assert_eq!(Endpoint::new(url, None).expect("valid").is_loopback(), expected, "{url}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_body_is_read_up_to_its_limit() {
+        let body = |parts: &[&'static str]| {
+            let parts: Vec<_> = parts.iter().map(|part| Ok(bytes::Bytes::from_static(part.as_bytes()))).collect();
+            futures_util::stream::iter(parts)
+        };
+        assert_eq!(collect(body(&["ab", "", "cd"]), 4).await.expect("it fits"), b"abcd");
+        let endless = futures_util::stream::repeat_with(|| Ok(bytes::Bytes::from_static(b"abc")));
+        let error = collect(endless, 4).await.expect_err("it does not end");
+        assert_eq!(error.to_string(), "unexpected answer: it is longer than 4 bytes");
     }
 
     #[test]

@@ -13,6 +13,10 @@ use super::{Answer, ClientError, HttpClient, Request};
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// Longest wait between attempts on a broken connection.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// Shortest wait that a server may ask for; less would be a busy loop.
+pub(super) const ASKED_WAIT_MIN: Duration = Duration::from_millis(50);
+/// Longest budget that a server may give.
+const ASKED_BUDGET_MAX: Duration = Duration::from_secs(600);
 /// How often [`deliver`] reports that it is still waiting.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -52,9 +56,9 @@ impl Schedule {
     pub fn after(&mut self, failed: Failed, elapsed: Duration, random: u64) -> Next {
         let wait = match failed {
             Failed::Directive(retry) => {
-                self.budget = Duration::from_millis(retry.budget_ms);
+                self.budget = Duration::from_millis(retry.budget_ms).min(ASKED_BUDGET_MAX);
                 self.no_answers = 0;
-                Duration::from_millis(retry.after_ms)
+                Duration::from_millis(retry.after_ms).max(ASKED_WAIT_MIN)
             }
             Failed::NoAnswer => {
                 let doublings = self.no_answers.min(8);
@@ -143,6 +147,17 @@ mod tests {
             "the directive's budget replaces the default"
         );
         assert_eq!(schedule.after(Failed::Directive(DIRECTIVE), Duration::from_millis(9_700), 0), Next::GiveUp);
+    }
+
+    #[test]
+    fn a_directive_is_followed_within_bounds() {
+        let mut schedule = Schedule::new(Duration::from_secs(1));
+        let eager = Failed::Directive(Retry { after_ms: 0, budget_ms: u64::MAX });
+        assert_eq!(schedule.after(eager, Duration::ZERO, 0), Next::Wait(Duration::from_millis(50)));
+        assert!(matches!(schedule.after(eager, Duration::from_secs(599), 0), Next::Wait(_)));
+        assert_eq!(schedule.after(eager, Duration::from_secs(600), 0), Next::GiveUp);
+        let never = Failed::Directive(Retry { after_ms: u64::MAX, budget_ms: u64::MAX });
+        assert_eq!(schedule.after(never, Duration::ZERO, u64::MAX), Next::GiveUp);
     }
 
     #[test]

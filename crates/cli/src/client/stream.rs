@@ -15,7 +15,7 @@ use conch_core::wire::sse::{Decoded, Decoder};
 use futures_util::StreamExt;
 use serde::Deserialize;
 
-use super::outbox::random_bits;
+use super::outbox::{ASKED_WAIT_MIN, random_bits};
 use super::{ClientError, HttpClient, Request};
 
 /// The server writes a comment every 5 s; this long without a byte means that the connection is dead.
@@ -223,7 +223,7 @@ impl ConversationStream {
     }
 
     fn ask_wait(&mut self, after_ms: u64) {
-        self.asked_wait = Some(Duration::from_millis(after_ms).min(ASKED_WAIT_MAX));
+        self.asked_wait = Some(Duration::from_millis(after_ms).clamp(ASKED_WAIT_MIN, ASKED_WAIT_MAX));
     }
 }
 
@@ -317,6 +317,10 @@ mod tests {
         let mut stream = stream();
         assert!(stream.interpret(event("log.1:3", "reconnect", r#"{"after_ms":1500}"#)).expect("parses").is_none());
         assert_eq!(stream.asked_wait, Some(Duration::from_millis(1500)));
+        for (asked_ms, wait) in [(0, ASKED_WAIT_MIN), (u64::MAX, ASKED_WAIT_MAX)] {
+            assert!(stream.interpret(Decoded::Retry(asked_ms)).expect("parses").is_none());
+            assert_eq!(stream.asked_wait, Some(wait), "{asked_ms}");
+        }
     }
 
     #[test]

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::args::CheckHistoryArgs;
 use crate::exit::Failure;
-use crate::output::{Format, Output, printable};
+use crate::output::{Format, Output};
+use crate::safe::one_line;
 
 /// Longest line, in bytes; an event has no body, so that a longer one is none.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &CheckHistoryArgs, output: &Output) -> Result<(), Failur
         Format::Json => output.json(&as_json(&report))?,
         Format::Human => {
             for violation in &report.violations {
-                output.line(&printable(&violation.to_string()))?;
+                output.line(&one_line(&violation.to_string()))?;
             }
             let counts = report.counts;
             output.line(&format!(

@@ -6,7 +6,8 @@ use super::call;
 use crate::args::{ConversationsArgs, CreateArgs, MemberChange, MembersArgs};
 use crate::client::Request;
 use crate::exit::Failure;
-use crate::output::{Output, Style, printable};
+use crate::output::{Output, Style};
+use crate::safe::one_line;
 use crate::target;
 
 /// Most members asked for at a time.
@@ -51,7 +52,7 @@ pub(crate) async fn list(args: &ConversationsArgs, output: &Output) -> Result<()
 }
 
 fn summary(output: &Output, conversation: &Value) -> String {
-    let text = |key: &str| printable(conversation[key].as_str().unwrap_or_default());
+    let text = |key: &str| one_line(conversation[key].as_str().unwrap_or_default());
     let unread = match conversation["unread"].as_u64() {
         Some(0) | None => String::new(),
         Some(count) => output.styled(Style::Accent, &format!(" {count} unread")),
@@ -63,7 +64,7 @@ fn summary(output: &Output, conversation: &Value) -> String {
         Some(said) => {
             let line: String = said.lines().next().unwrap_or_default().chars().take(60).collect();
             let who = last["name"].as_str().or(last["sender"].as_str()).unwrap_or_default();
-            output.styled(Style::Dim, &format!("  {}: {}", printable(who), printable(&line)))
+            output.styled(Style::Dim, &format!("  {}: {}", one_line(who), one_line(&line)))
         }
         None => String::new(),
     };
@@ -82,29 +83,53 @@ pub(crate) async fn members(args: &MembersArgs, output: &Output) -> Result<(), F
     call(&client, &request, args.target.budget, output).await?;
     let member = matches!(args.change, Some(MemberChange::Add { .. }));
     let result = json!({"conversation": conversation, "sub": sub, "member": member});
-    output.result(&result, || format!("{} {done} {conversation}", printable(sub.as_str())))
+    output.result(&result, || format!("{} {done} {conversation}", one_line(sub.as_str())))
 }
 
 async fn list_members(args: &MembersArgs, output: &Output) -> Result<(), Failure> {
     let client = target::client(&args.target)?;
-    let mut after = None;
+    let mut after: Option<String> = None;
     for _ in 0..MEMBERS_PAGES_MAX {
         let request = Request::get(&["v1", "conversations", args.conversation.as_str(), "members"])
-            .with_query("after", after)
+            .with_query("after", after.clone())
             .with_query("limit", Some(MEMBERS_PAGE.to_string()));
         let page = call(&client, &request, args.target.budget, output).await?.body;
         let members = array(&page, "members")?;
         for member in members {
-            output.result(member, || printable(member["sub"].as_str().unwrap_or_default()))?;
+            output.result(member, || one_line(member["sub"].as_str().unwrap_or_default()))?;
         }
-        after = members.last().and_then(|member| member["sub"].as_str()).map(str::to_owned);
-        if page["more"] != true || after.is_none() {
+        if page["more"] != true {
             return Ok(());
         }
+        let last = members.last().and_then(|member| member["sub"].as_str());
+        after = Some(advanced(after.as_deref(), last)?);
     }
     Err(Failure::other("there are more members than this command shows"))
 }
 
+/// Where the next page begins. Members come in the order of their subs: a page that does not lead on would be asked for
+/// again and again.
+fn advanced(after: Option<&str>, last: Option<&str>) -> Result<String, Failure> {
+    match last {
+        Some(last) if after.is_none_or(|after| after < last) => Ok(last.to_owned()),
+        _ => Err(Failure::other("unexpected answer: there are more members, but the page does not lead on to them")),
+    }
+}
+
 fn array<'a>(page: &'a Value, key: &str) -> Result<&'a Vec<Value>, Failure> {
     page[key].as_array().ok_or_else(|| Failure::other(format!("unexpected answer: it has no {key}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_lead_on_or_end() {
+        assert_eq!(advanced(None, Some("a")).expect("a first page"), "a");
+        assert_eq!(advanced(Some("a"), Some("b")).expect("a next page"), "b");
+        for (after, last) in [(None, None), (Some("a"), None), (Some("b"), Some("b")), (Some("b"), Some("a"))] {
+            assert!(advanced(after, last).is_err(), "{after:?} {last:?}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use crate::args::SendArgs;
 use crate::client::Request;
 use crate::exit::Failure;
 use crate::output::Output;
+use crate::safe::one_line;
 use crate::target;
 
 /// Most bytes that are read from standard input; the server's own limit is lower and says so itself.
@@ -30,7 +31,7 @@ pub(crate) async fn run(args: &SendArgs, output: &Output) -> Result<(), Failure>
     result["client_msg_id"] = json!(key);
     output.result(&result, || {
         let again = if result["duplicate"] == true { " (it was there already)" } else { "" };
-        format!("#{} in {conversation}{again}", result["seq"])
+        format!("#{} in {conversation}{again}", one_line(&result["seq"].to_string()))
     })
 }
 

@@ -14,6 +14,7 @@ use crate::output::Output;
 
 pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
     let config = local::config(args.config.clone(), super::config::flags(args)).map_err(Failure::usage)?;
+    super::config::warn_of_variables(output);
     start_log(&config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -44,17 +45,37 @@ fn start_log(config: &Config) -> Result<(), Failure> {
     started.map_err(|error| Failure::other(format!("the log could not be started: {error}")))
 }
 
-/// Completes at the first SIGTERM or SIGINT.
+/// Completes at the first SIGTERM, SIGINT, or SIGHUP (the terminal is gone), unless `nohup` has it ignored.
 fn stop_signal() -> Result<impl Future<Output = ()>, Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = if hangup_is_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
     Ok(async move {
-        // Both branches are cancel safe.
+        let hung_up = async {
+            match &mut hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        // All branches are cancel safe.
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            _ = hung_up => {}
         }
     })
+}
+
+/// Whether this process was started with SIGHUP ignored. Where the system does not say, it was not.
+fn hangup_is_ignored() -> bool {
+    std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_hangup(&status))
+}
+
+/// As Linux tells in a process's status: a mask in hexadecimal, with one bit for each signal from 1.
+fn ignores_hangup(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (SignalKind::hangup().as_raw_value() - 1) & 1 == 1)
 }
 
 /// The line for machines.
@@ -73,4 +94,17 @@ fn greeting(started: &Started, store: &str) -> String {
     format!(
         "Conch is ready. Console: http://{listen}/\n  {mode}\n  store {store}, operations http://{ops_listen}/readyz"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ignored_hangup_is_recognised() {
+        assert!(ignores_hangup("Name:\tconch\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n"));
+        for status in ["", "SigIgn:\t0000000000001000\n", "SigIgn:\tx\n", "SigBlk:\t0000000000000001\n"] {
+            assert!(!ignores_hangup(status), "{status:?}");
+        }
+    }
 }

@@ -4,14 +4,17 @@ use std::time::{Duration, Instant};
 
 use conch_core::ids::Seq;
 use conch_core::record::{Record, RecordKind};
+use serde::Serialize;
 use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::history::{self, Page};
 use super::live::{LiveText, Piece, Show};
 use crate::args::TailArgs;
 use crate::client::{ClientError, ConversationStream, HttpClient, Item, Start, Waiting};
 use crate::exit::Failure;
-use crate::output::{Format, Output, Style, printable};
+use crate::output::{Format, Output, Style};
+use crate::safe::printable;
 use crate::target;
 
 /// How many records are shown before the live ones, when no position is given.
@@ -111,14 +114,13 @@ impl Tail<'_> {
             self.output.waiting_is_over();
         }
         match (item, self.output.format) {
-            (Item::Record(_, json), Format::Json) => self.output.line(&json),
+            (Item::Record(_, json), Format::Json) => self.output.json_text(&json),
             (Item::Record(record, _), Format::Human) => self.record(&record),
             (Item::CaughtUp(seq), Format::Json) if self.args.live => {
                 self.output.json(&json!({"event": "caught_up", "data": {"seq": seq}}))
             }
             (Item::Live { name, data }, Format::Json) if self.args.live => {
-                // Spliced as it came: it is JSON already.
-                self.output.line(&format!(r#"{{"event":"{name}","data":{data}}}"#))
+                self.output.json(&LiveLine::new(&name, &data)?)
             }
             (Item::Live { name, data }, Format::Human) => self.live(&name, &data),
             _ => Ok(()),
@@ -186,9 +188,36 @@ impl Tail<'_> {
     }
 }
 
+/// A live event for programs.
+#[derive(Serialize)]
+struct LiveLine<'a> {
+    event: &'a str,
+    /// As it came, numbers digit by digit; as a string if it is no JSON.
+    data: Box<RawValue>,
+}
+
+impl<'a> LiveLine<'a> {
+    fn new(event: &'a str, data: &str) -> Result<Self, Failure> {
+        let data = serde_json::from_str(data).or_else(|_| to_raw_value(data));
+        Ok(Self { event, data: data.map_err(|error| Failure::other(error.to_string()))? })
+    }
+}
+
 /// What an agent said in this record: the output of a model's step, or its answer.
 fn spoken(record: &Record) -> Option<String> {
     let body = record.body.to_value();
     let key = if record.kind == RecordKind::Message { "text" } else { "output" };
     body.get(key)?.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_live_event_is_one_value_whatever_it_holds() {
+        let line = |name, data| serde_json::to_string(&LiveLine::new(name, data).expect("a line")).expect("JSON");
+        assert_eq!(line("delta", r#"{"n":1.50}"#), r#"{"event":"delta","data":{"n":1.50}}"#);
+        assert_eq!(line(r#"x","event":"y"#, "1}\n{"), r#"{"event":"x\",\"event\":\"y","data":"1}\n{"}"#);
+    }
 }

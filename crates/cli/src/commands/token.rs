@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args::{Can, TokenArgs};
 use crate::exit::Failure;
-use crate::local;
+use crate::local::{self, MintError};
 use crate::output::Output;
 
 pub(crate) fn run(args: &TokenArgs, output: &Output) -> Result<(), Failure> {
@@ -26,7 +26,10 @@ pub(crate) fn run(args: &TokenArgs, output: &Output) -> Result<(), Failure> {
         grants,
         rate_limit: if args.unlimited_rate { RateLimit::Lifted } else { RateLimit::Default },
     })
-    .map_err(Failure::other)?;
+    .map_err(|error| match error {
+        MintError::Key(_) => Failure::other(error.to_string()),
+        MintError::Claim(_) => Failure::usage(error.to_string()),
+    })?;
     if output.asked_for_json {
         return output.json(&json!({ "token": token }));
     }

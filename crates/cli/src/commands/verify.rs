@@ -6,7 +6,8 @@ use serde_json::json;
 use crate::args::StoreArgs;
 use crate::exit::Failure;
 use crate::local;
-use crate::output::{Format, Output, printable};
+use crate::output::{Format, Output};
+use crate::safe::one_line;
 
 /// How often progress is shown, in conversations.
 const SHOWN_EVERY: u64 = 10_000;
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &StoreArgs, output: &Output) -> Result<(), Failure> {
         Format::Json => output.json(&as_json(&report))?,
         Format::Human => {
             for violation in &report.violations {
-                output.line(&printable(&violation.to_string()))?;
+                output.line(&one_line(&violation.to_string()))?;
             }
             let Report { conversations, records, cursors, violations_total, .. } = &report;
             output.line(&format!(

@@ -25,6 +25,8 @@ fn a_wrong_command_line_is_exit_code_2() {
         assert_eq!(done.code, 2, "{arguments:?}: {done:?}");
         assert!(done.stderr.contains(why), "{arguments:?}: {done:?}");
         assert_eq!(done.stdout, "", "{arguments:?}");
+        let failure: serde_json::Value = serde_json::from_str(&done.stderr).expect("one JSON line");
+        assert_eq!((done.stderr.lines().count(), failure["error"]["exit"].as_u64()), (1, Some(2)), "{arguments:?}");
     }
 }
 
@@ -47,6 +49,16 @@ fn the_configuration_is_shown_without_secrets() {
     assert_eq!((config["listen"].as_str(), config["node"].as_str()), (Some("127.0.0.1:4100"), Some("n7")));
     assert!(!config["auth"]["secret"].is_null(), "that there is one may be known: {config}");
     assert!(!format!("{done:?}").contains(secret));
+}
+
+#[test]
+fn a_variable_that_is_no_setting_is_named_and_no_reason_to_stop() {
+    let mut command = conch(&["config"]);
+    let done = Done::of(command.env("CONCH_LISTNE", "a value").env("CONCH_NODE", "n7").output().expect("starts"));
+    assert_eq!((done.code, done.line()["node"].as_str()), (0, Some("n7")), "{done:?}");
+    let warning: serde_json::Value = serde_json::from_str(&done.stderr).expect("one JSON line");
+    let message = warning["warning"]["message"].as_str().expect("a message");
+    assert!(message.ends_with(": CONCH_LISTNE"), "{message}");
 }
 
 #[test]
@@ -76,7 +88,11 @@ fn tokens_are_minted_with_the_configured_secret_and_refused_without_one() {
     assert_eq!(with.stdout.trim().split('.').count(), 3, "the bare token: {with:?}");
     let mut command = home.command(&["token", "--sub", "@start"]);
     let reserved = Done::of(command.env("CONCH_AUTH_SECRET", secret).output().expect("starts"));
-    assert_ne!(reserved.code, 0, "reserved senders are the server's: {reserved:?}");
+    assert_eq!(reserved.code, 2, "reserved senders are the server's: {reserved:?}");
+    let mut command = home.command(&["token", "--sub", "alice", "--ttl", "99999999999h"]);
+    let endless = Done::of(command.env("CONCH_AUTH_SECRET", secret).output().expect("starts"));
+    assert_eq!(endless.code, 2, "{endless:?}");
+    assert!(endless.stderr.contains("up to the year 9999"), "{endless:?}");
 }
 
 #[test]

@@ -137,6 +137,19 @@ fn sigterm_finishes_releases_closes_with_1012_and_exits_0() {
 }
 
 #[test]
+fn a_terminal_that_is_gone_is_a_clean_stop() {
+    let ignored = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    if ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1) {
+        // Under `nohup` the node inherits that SIGHUP is ignored, and must go on.
+        return;
+    }
+    let scratch = tempfile::tempdir().expect("a directory");
+    let status = Home::new(scratch.path()).start().stop(rustix::process::Signal::HUP);
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+#[test]
 fn a_send_waits_for_a_server_that_is_restarted() {
     let scratch = tempfile::tempdir().expect("a directory");
     let home = Home::new(scratch.path());

@@ -184,9 +184,14 @@ impl Node {
     }
 
     /// SIGTERM, and its exit status.
-    pub(crate) fn terminate(mut self) -> ExitStatus {
+    pub(crate) fn terminate(self) -> ExitStatus {
+        self.stop(rustix::process::Signal::TERM)
+    }
+
+    /// Ends it with this signal, and waits for its end.
+    pub(crate) fn stop(mut self, signal: rustix::process::Signal) -> ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is our child");
+        rustix::process::kill_process(pid, signal).expect("it is our child");
         wait(&mut self.child)
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use toml::Value;
@@ -113,11 +114,19 @@ pub(super) type Layers = BTreeMap<String, (Value, Source)>;
 /// The settings of a file.
 pub(super) fn read_file(path: &Path, into: &mut Layers) -> Result<(), ConfigError> {
     let unreadable = |reason: String| ConfigError::Unreadable { path: path.to_owned(), reason };
-    let bytes = std::fs::metadata(path).map_err(|error| unreadable(error.to_string()))?.len();
-    if bytes > FILE_MAX_BYTES {
-        return Err(unreadable(format!("it is {bytes} bytes long; at most {FILE_MAX_BYTES} are allowed")));
+    let failed = |error: std::io::Error| unreadable(error.to_string());
+    // Before it is opened: to open a pipe waits for whoever writes into it.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(unreadable("it is not a regular file".to_owned()));
     }
-    let text = std::fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
+    // The length that a file tells may be none (in /proc), or change: what counts is what is read.
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > FILE_MAX_BYTES {
+        return Err(unreadable(format!("it is longer than {FILE_MAX_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
     read_text(&text, path, into)
 }
 

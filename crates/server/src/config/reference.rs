@@ -16,7 +16,9 @@ pub fn reference() -> String {
         environment variables, command line flags (`--set KEY=VALUE` sets any). `conch config` prints what is in effect,\n\
         secrets hidden. An unknown setting or a value out of range stops the start with an error that names it. Names end in\n\
         their unit: `_ms` is milliseconds, `_bytes` bytes. A variable is the key in capitals with `_` for `.`, after `CONCH_`:\n\
-        `CONCH_LIMITS_MESSAGE_BYTES`; a list is separated by commas; an empty variable counts as not set.\n",
+        `CONCH_LIMITS_MESSAGE_BYTES`; a list is separated by commas; an empty variable counts as not set. A variable that starts\n\
+        with `CONCH_` and is no setting is no reason not to start, since orchestrators add some of their own (such as\n\
+        `CONCH_SERVICE_HOST`): `serve` and `config` name it in a warning.\n",
     );
     let mut section = None;
     for field in fields() {

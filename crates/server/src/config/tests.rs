@@ -101,6 +101,18 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
 }
 
 #[test]
+fn a_file_is_read_up_to_its_limit_and_only_a_file() {
+    let comment = |bytes: u64| format!("#{}", "ü".repeat(usize::try_from(bytes / 2).expect("it fits")));
+    let too_long = refused(&comment(FILE_MAX_BYTES));
+    assert!(too_long.ends_with("conch.toml: cannot be read: it is longer than 1048576 bytes"), "{too_long}");
+    assert!(load(Some(&comment(FILE_MAX_BYTES - 2)), &[], Flags::default()).is_ok());
+    for path in ["/dev/zero", "/"] {
+        let refused = Config::load(Some(Path::new(path)), &|_| None, Flags::default()).expect_err(path).to_string();
+        assert_eq!(refused, format!("{path}: cannot be read: it is not a regular file"));
+    }
+}
+
+#[test]
 fn what_the_environment_and_the_flags_get_wrong_is_named() {
     let env = |name: &str, value: &str| load(None, &[(name, value)], Flags::default()).expect_err(name).to_string();
     assert_eq!(

@@ -222,12 +222,12 @@ impl Owner {
                 Input::Ended(moved())
             }
             AppendOutcome::Failed(error) if error.is_ambiguous() => Input::Ended(moved()),
-            AppendOutcome::Failed(error) => {
-                if let StoreError::Damaged(_) = error {
-                    tracing::error!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), %error, "a write was refused");
-                }
-                Input::Failed(store_refusal(&error))
+            // What cannot be trusted is not written on: the reign ends, and its log says why.
+            AppendOutcome::Failed(error @ StoreError::Damaged(_)) => {
+                tracing::error!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), %error, "an owner stops");
+                Input::Ended(store_refusal(&error))
             }
+            AppendOutcome::Failed(error) => Input::Failed(store_refusal(&error)),
         };
         self.step(input);
         if landed {

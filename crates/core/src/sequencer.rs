@@ -457,7 +457,9 @@ fn answer_duplicate(ticket: Ticket, body_hash: BodyHash, original: &Original) ->
     Action::Ack(ticket, vec![Receipt { seq, epoch, at, outcome: Outcome::Duplicate }])
 }
 
-fn key_reused() -> Refusal {
+/// The refusal of a key that was used with another kind or body.
+#[must_use]
+pub fn key_reused() -> Refusal {
     Refusal::new(Code::IdempotencyKeyReused, "client_msg_id: was used before with another kind or body")
 }
 

@@ -11,6 +11,8 @@
 pub mod commit;
 mod follow;
 mod task;
+#[cfg(test)]
+mod tests;
 mod turns;
 
 use std::sync::Arc;

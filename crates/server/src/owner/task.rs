@@ -158,7 +158,7 @@ impl Owner {
                 }
                 Err(refusal) => {
                     self.count_overload(&refusal, Queue::Turns);
-                    reply(Err(refusal));
+                    self.refuse_unless_there(drafts, reply, refusal);
                 }
             },
             Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),

@@ -1,11 +1,13 @@
 //! The part of the owner's task that only sessions have: turns.
 
 use conch_core::record::Draft;
+use conch_core::sequencer::key_reused;
 use conch_core::turn::journal;
 use conch_core::turn::live::{Applied, LiveEvent};
 
 use super::*;
 use crate::owner::turns::OwnerPort;
+use conch_store::Landed;
 
 impl Owner {
     /// Reads what a session's turns need before anything is accepted.
@@ -29,6 +31,25 @@ impl Owner {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses an input, unless it is a retry of one that is in the log: that is the same message, however full the queue
+    /// is (invariant 3). Asked beside the loop, because it reads the store.
+    pub(super) fn refuse_unless_there(&self, drafts: Vec<Draft>, reply: Reply, refusal: Refusal) {
+        let store = Arc::clone(&self.charge.node.store);
+        let conversation = self.charge.tenure.conversation.clone();
+        self.charge.node.seams.spawn("look for a retry", async move {
+            let [draft] = drafts.as_slice() else { return reply(Err(refusal)) };
+            let found = store.find(&conversation, &draft.sender, &draft.client_msg_id).await;
+            reply(match found {
+                Ok(Some(Landed { seq, body_hash, epoch, at })) if body_hash == draft.body_hash => {
+                    Ok(vec![Receipt { seq, epoch, at, outcome: Outcome::Duplicate }])
+                }
+                Ok(Some(_)) => Err(key_reused()),
+                // Not there, or not to be known now: either way the directive stands.
+                Ok(None) | Err(_) => Err(refusal),
+            });
+        });
     }
 
     /// Lets the turn machine decide; what it asks for is done when the loop comes round, never in the middle of a step.

@@ -21,8 +21,9 @@ pub const REF_MAX_BYTES: usize = 64;
 pub const TOPIC_MAX_BYTES: usize = 160;
 /// Longest event name, in bytes.
 pub const EVENT_MAX_BYTES: usize = 64;
-/// Deepest nesting of a payload; the payload object itself is depth 1.
-pub const PAYLOAD_MAX_DEPTH: usize = 32;
+/// Deepest nesting of a payload; the payload object itself is depth 1. One more than the deepest body that can be allowed
+/// (`limits.body_depth`, at most 100), which has a limit of its own, and below what a recursive parser takes.
+pub const PAYLOAD_MAX_DEPTH: usize = 101;
 
 /// What is wrong with a frame. Names the field and the limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -347,7 +348,7 @@ mod tests {
             (format!(r#"[null,"1","t","{}",{{}}]"#, long(65)), "event: is 65 bytes long; at most 64 are allowed"),
             (r#"[null,"1","t","e",[]]"#.to_owned(), "payload: must be a JSON object"),
             (r#"[null,"1","t","e",null]"#.to_owned(), "payload: must be a JSON object"),
-            (format!(r#"[null,"1","t","e",{}]"#, deep(32)), "payload: is nested deeper than 32 levels"),
+            (format!(r#"[null,"1","t","e",{}]"#, deep(101)), "payload: is nested deeper than 101 levels"),
         ];
         for (text, message) in cases {
             assert_eq!(ClientFrame::parse(&text).expect_err("must be refused").to_string(), message, "{text}");
@@ -356,7 +357,7 @@ mod tests {
             let error = ClientFrame::parse(text).expect_err("must be refused");
             assert!(matches!(error.problem, FrameProblem::NotJson(_)), "{text}: {error}");
         }
-        let deepest = format!(r#"["{}","{}","{}","{}",{}]"#, long(64), long(64), long(160), long(64), deep(31));
+        let deepest = format!(r#"["{}","{}","{}","{}",{}]"#, long(64), long(64), long(160), long(64), deep(100));
         assert!(ClientFrame::parse(&deepest).is_ok(), "the limits are inclusive");
         assert!(ClientFrame::parse(r#"[null,"1","t","e",{"a":"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["}]"#).is_ok());
     }

@@ -5,5 +5,6 @@ mod commands;
 mod crashes;
 mod disk;
 mod flow;
+mod memory;
 mod node;
 mod verify;

@@ -1,0 +1,50 @@
+//! What a client that never reads may cost the server: bounded memory, and nothing for the others.
+
+use conch_cli::client::{HttpClient, PhoenixSocket};
+
+use crate::node::{Home, message, runtime};
+
+/// Pushes under way on one socket by default.
+const PUSHES: u64 = 64;
+/// What 64 unread pages of a mebibyte each, and their encodings, would exceed by far.
+const GROWTH_MAX_KIB: u64 = 64 * 1024;
+
+fn resident_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+    line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
+}
+
+#[test]
+fn pages_of_history_that_nobody_reads_cost_a_page_and_not_one_for_each_push() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let node = home.start();
+    assert_eq!(home.run(&["create", "room"]).code, 0);
+    let client = HttpClient::new(home.unlimited("writer")).expect("a client");
+    let runtime = runtime();
+    runtime.block_on(async {
+        let text = "x".repeat(60_000);
+        for key in 0..80 {
+            client.attempt(&message("room", &key.to_string(), &text)).await.expect("acked");
+        }
+        let before = resident_kib(node.pid());
+        let mut socket = PhoenixSocket::connect(&home.unlimited("deaf")).await.expect("upgrades");
+        let joined = socket.join("conversation:room", "{}", &mut drop).await.expect("joins");
+        for _ in 0..PUSHES {
+            socket.push(&joined, "history", r#"{"limit":500}"#).await.expect("sent");
+        }
+        let mut most = 0;
+        for key in 100..200 {
+            // Others are served while the pages wait.
+            client.attempt(&message("room", &key.to_string(), "hi")).await.expect("acked");
+            most = most.max(resident_kib(node.pid()));
+        }
+        let growth = most.saturating_sub(before);
+        assert!(growth < GROWTH_MAX_KIB, "{PUSHES} unread pages took {growth} KiB");
+        // Whoever reads at last has an answer to each push: the page, or a directive.
+        for _ in 0..PUSHES {
+            socket.next_reply().await.expect("answered");
+        }
+    });
+}

@@ -46,6 +46,7 @@ use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
 use crate::cursors::Cursors;
 use crate::hub::Hubs;
+use crate::link::notices::Notices;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
@@ -87,6 +88,8 @@ pub struct Components {
     pub hubs: Hubs,
     /// The personal streams.
     pub people: People,
+    /// What the other nodes are told.
+    pub notices: Notices,
     /// The read cursors.
     pub cursors: Cursors,
     /// The agents that a session may have.
@@ -118,6 +121,7 @@ struct Shared {
     router: Router,
     hubs: Hubs,
     people: People,
+    notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
     key: TokenKey,
@@ -194,6 +198,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -210,6 +215,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -243,6 +249,10 @@ impl Gateway {
 
     pub(crate) fn people(&self) -> &People {
         &self.shared.people
+    }
+
+    pub(crate) fn notices(&self) -> &Notices {
+        &self.shared.notices
     }
 
     pub(crate) fn limits(&self) -> &Limits {

@@ -8,10 +8,12 @@
 //!
 //! Deliberately absent: any opinion about who owns what, and any retry. Both are the router's.
 
+pub mod notices;
+pub mod service;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conch_core::conversation::ConversationKind;
 use conch_core::ids::{AgentName, ConversationId, Epoch, Generation, Incarnation, LogId, Seq, Subject};
 use conch_core::record::Draft;
 use conch_core::refusal::Refusal;
@@ -72,10 +74,6 @@ pub struct Handed {
     pub first_seq: Seq,
     /// The history that these belong to.
     pub log: LogId,
-    /// What it is.
-    pub kind: ConversationKind,
-    /// Who answers; only in a session.
-    pub agent: Option<AgentName>,
 }
 
 /// What a node is asked.
@@ -189,6 +187,37 @@ pub trait Link: Send + Sync + 'static {
 
     /// Tells these peers, without waiting. What does not fit into a peer's bounded queue is dropped.
     fn tell(&self, peers: &[Peer], notice: &Notice);
+}
+
+/// The link of a node that has none: there is nobody else.
+#[derive(Debug, Clone, Copy)]
+pub struct NoLink;
+
+#[async_trait]
+impl Link for NoLink {
+    async fn ask(&self, _peer: &Peer, _request: Request, _within: Duration) -> Result<Response, LinkError> {
+        Err(no_link())
+    }
+
+    async fn follow(
+        &self,
+        _peer: &Peer,
+        _conversation: &ConversationId,
+        _within: Duration,
+    ) -> Result<Result<Follow, Refusal>, LinkError> {
+        Err(no_link())
+    }
+
+    async fn who_answers(&self, _addr: &str, _within: Duration) -> Result<Incarnation, LinkError> {
+        // Not "unreachable": that would be evidence of a death.
+        Err(LinkError::Ambiguous("this node has no link".to_owned()))
+    }
+
+    fn tell(&self, _peers: &[Peer], _notice: &Notice) {}
+}
+
+fn no_link() -> LinkError {
+    LinkError::Unreachable("this node has no link".to_owned())
 }
 
 /// What a node does for the others.

@@ -17,8 +17,10 @@ use crate::auth::secret::{Mode, NotLoopback, SecretError, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
+use crate::cluster::nodes::Nodes;
 use crate::config::{Config, StoreUrl};
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
 use crate::metrics::Metrics;
@@ -122,6 +124,8 @@ pub async fn run(
         validity: Validity::default(),
         limits: config.owner_limits(),
         metrics,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
     });
     let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
@@ -129,7 +133,7 @@ pub async fn run(
     let publishing = people.clone();
     let on_published = Arc::new(move |conversation: &_, _seq| publishing.published(conversation));
     let router = Router::start(Arc::clone(&node), Arc::clone(&agents), on_published);
-    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
+    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone(), None));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),

@@ -8,8 +8,10 @@ use conch_store::memory::MemoryStore;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
 use crate::auth::token::TokenKey;
+use crate::cluster::nodes::Nodes;
 use crate::config::Config;
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway};
 use crate::hub::Hubs;
 use crate::metrics::Metrics;
@@ -32,6 +34,8 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         name: config.node.clone(),
         region: config.region.clone(),
         store,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
         timing: config.lease.timing(),
         validity: Validity::default(),

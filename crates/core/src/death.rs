@@ -211,7 +211,7 @@ pub struct DeathWatch {
     asked_at: Monotonic,
     held: BTreeSet<Lifeline>,
     losses: BTreeMap<Lifeline, Loss>,
-    off: Option<Guard>,
+    off: Vec<Guard>,
 }
 
 impl DeathWatch {
@@ -225,15 +225,15 @@ impl DeathWatch {
             asked_at: Monotonic(0),
             held: BTreeSet::new(),
             losses: BTreeMap::new(),
-            off: None,
+            off: Vec::new(),
         }
     }
 
-    /// One with a guard removed, to show that a check catches it.
+    /// One with guards removed, to show that a check catches it.
     #[cfg(any(test, feature = "mutants"))]
     #[must_use]
-    pub fn without(timing: LeaseTiming, guard: Guard) -> Self {
-        Self { off: Some(guard), ..Self::new(timing) }
+    pub fn without(timing: LeaseTiming, guards: &[Guard]) -> Self {
+        Self { off: guards.to_vec(), ..Self::new(timing) }
     }
 
     /// Takes in a look and says what to do. O(n log n) in the nodes, and O(n²) in lifelines that go at once.
@@ -278,7 +278,7 @@ impl DeathWatch {
     }
 
     fn demands(&self, guard: Guard) -> bool {
-        self.off != Some(guard)
+        !self.off.contains(&guard)
     }
 
     fn see_rows(&mut self, now: Monotonic, rows: &[Row]) {

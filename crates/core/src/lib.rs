@@ -8,6 +8,9 @@
 
 pub mod body;
 pub mod conversation;
+pub mod death;
+pub mod due;
+pub mod heart;
 pub mod history;
 pub mod ids;
 pub mod invariant;

@@ -11,6 +11,7 @@ pub mod dice;
 pub mod executor;
 pub mod history;
 pub mod machine;
+pub mod network;
 pub mod observer;
 pub mod recorder;
 pub mod scenario;

@@ -1,5 +1,6 @@
 //! The simulation's tests, in one binary.
 
+mod cluster;
 mod scripted;
 mod seeds;
 mod sources;

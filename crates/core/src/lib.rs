@@ -8,6 +8,7 @@
 
 pub mod body;
 pub mod conversation;
+pub mod head;
 pub mod history;
 pub mod ids;
 pub mod invariant;

@@ -29,7 +29,7 @@ use crate::bounded;
 use crate::metrics::{Metrics, Queue};
 use crate::turn::agents::Agents;
 
-pub use follow::{Follow, FollowFrame, Published};
+pub use follow::{Follow, FollowFrame, FollowerReport, Published, Reports};
 pub(crate) use task::{start, store_refusal};
 
 /// Where an append's outcome goes; called exactly once, from the owner's task, so it must not block.
@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Live(LiveEvent),
     /// Turns that start from now on are this agent's.
     SetAgent(AgentName),
+    /// A follower tells something.
+    Report(FollowerReport),
     /// Attach a follower.
     Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
     /// Finish what is under way, release the lease, stop.

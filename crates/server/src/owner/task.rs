@@ -11,6 +11,7 @@ use conch_core::record::Record;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Action, CommitRequest, Input, Original, Outcome, Receipt, Sequencer, Ticket};
 use conch_core::time::Monotonic;
+use conch_core::turn::live::LiveEvent;
 use conch_core::turn::{self, Due};
 use conch_store::{AppendOutcome, Batch, Duplicate, Held, StoreError};
 use futures_util::future::BoxFuture;
@@ -19,7 +20,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::commit::Submission;
 use super::turns::{Turns, due_change};
-use super::{Charge, Command, End, Follow, FollowFrame, OnEnd, OwnerHandle, Published, Reply, Tenure, moved};
+use super::{
+    Charge, Command, End, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Published, Reply, Reports, Tenure,
+    moved,
+};
 use crate::frame::{Address, Frame};
 use crate::metrics::{EndedTurn, Queue};
 
@@ -173,8 +177,31 @@ impl Owner {
                 // A follower that went away needs no answer.
                 let _ = reply.send(self.follow());
             }
+            Command::Report(report) => self.report_from_follower(report),
             Command::Release { done } => self.releasing.push(done),
         }
+    }
+
+    fn report_from_follower(&mut self, report: FollowerReport) {
+        match report {
+            FollowerReport::Typing { sub, name } => {
+                let typing = LiveEvent::Typing { sender: sub, name };
+                self.send_to_followers(&FollowFrame::Live(Arc::new(typing)));
+            }
+            // Nothing depends on the sum yet.
+            FollowerReport::Sessions(_) => {}
+        }
+    }
+
+    /// The way back from followers here: into the inbox, or nowhere when it is full.
+    fn reports(&self) -> Reports {
+        let (commands, metrics) = (self.commands.downgrade(), Arc::clone(&self.charge.node.metrics));
+        Reports::new(move |report| {
+            let Some(commands) = commands.upgrade() else { return };
+            if let Err(TrySendError::Full(_)) = commands.try_send(Command::Report(report)) {
+                metrics.limit_hit(Queue::OwnerCommands);
+            }
+        })
     }
 
     fn ticket(&mut self, reply: Reply) -> Ticket {
@@ -198,6 +225,7 @@ impl Owner {
             position: self.sequencer.last_seq(),
             snapshot: self.turns.as_ref().and_then(|turns| turns.view.snapshot()),
             frames,
+            reports: self.reports(),
         })
     }
 
@@ -414,7 +442,7 @@ impl Owner {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
-                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) => {}
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(_) => {}
                 Command::Follow { reply } => drop(reply.send(Err(moved()))),
                 Command::Release { done } => self.releasing.push(done),
             }

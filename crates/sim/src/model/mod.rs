@@ -163,9 +163,13 @@ fn sometimes(scope: &Scope) -> Vec<Property<Ownership>> {
         world.processes.iter().any(|process| process.call.is_some_and(earlier))
     });
     must(writes && scope.may(May::Twin), "a process fences the other one of its node's name", |_, world| {
-        let by_twin = world.store.head.is_some_and(|head| head.owner == Some(Who::Twin.incarnation()));
-        by_twin
-            && world.under_way().any(|append| append.fence.owner == Who::A.incarnation() && is_fenced(world, append))
+        let owner = world.store.head.and_then(|head| head.owner);
+        let owner = Who::ALL.into_iter().find(|who| Some(who.incarnation()) == owner);
+        let fenced = |who: Who| {
+            world.under_way().any(|append| append.fence.owner == who.incarnation() && is_fenced(world, append))
+        };
+        let twins = |owner: Who| Who::ALL.into_iter().filter(move |who| *who != owner && who.node() == owner.node());
+        owner.is_some_and(|owner| twins(owner).any(fenced))
     });
     must(writes && fails_over, "a failover loses an acked record", |_, world| {
         world.lost.iter().any(|entry| world.acked.iter().any(|acked| acked.seq == entry.seq))

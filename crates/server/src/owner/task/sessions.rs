@@ -3,7 +3,7 @@
 use conch_core::record::Draft;
 use conch_core::sequencer::key_reused;
 use conch_core::turn::journal;
-use conch_core::turn::live::{Applied, LiveEvent};
+use conch_core::turn::live::Applied;
 
 use super::*;
 use crate::owner::turns::OwnerPort;

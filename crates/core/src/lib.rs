@@ -10,6 +10,7 @@ pub mod body;
 pub mod conversation;
 pub mod death;
 pub mod due;
+pub mod head;
 pub mod heart;
 pub mod history;
 pub mod ids;

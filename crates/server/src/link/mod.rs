@@ -8,6 +8,18 @@
 //!
 //! Deliberately absent: any opinion about who owns what, and any retry. Both are the router's.
 
+mod credit;
+mod dialled;
+mod handshake;
+mod inbox;
+mod listener;
+mod outbox;
+mod served;
+mod settings;
+mod stream;
+mod tcp;
+mod tls;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +28,11 @@ use conch_core::refusal::Refusal;
 pub use conch_core::wire::link::{Handed, Hops, Notice, Request, Response};
 
 use crate::owner::Follow;
+
+pub use listener::{LinkListenError, LinkListener};
+pub use settings::{LinkKey, LinkLimits, LinkSettings};
+pub use tcp::TcpLink;
+pub use tls::{LinkTls, LinkTlsError, LinkTlsFiles};
 
 /// Another node, as its row says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,3 +1,5 @@
+//! Round trips, refusals and hostile bytes.
+
 use bytes::BytesMut;
 use proptest::option;
 use proptest::prelude::*;

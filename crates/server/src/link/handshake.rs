@@ -144,20 +144,27 @@ pub(super) async fn dial(settings: &LinkSettings, addr: &str) -> Result<Met, Not
             inbox.limit(settings.limits.frame_bytes);
             Ok(Met { inbox, write, peer })
         }
-        Err(error) => Err(part(error, &mut write).await),
+        Err(error) => {
+            if let Some(goodbye) = error.goodbye() {
+                part(&goodbye, &mut write).await;
+            }
+            Err(error)
+        }
     }
 }
 
-/// Gets to know whoever connected.
+/// Gets to know whoever connected. `refuse` is told of one who does not belong, and says whether that one is told why.
 pub(super) async fn accept(
     settings: &LinkSettings,
     stream: TcpStream,
-    may_tell: impl FnOnce() -> bool,
-) -> Result<Met, NotMet> {
-    stream.set_nodelay(true)?;
-    let (read, mut write) = match &settings.tls {
-        None => halves(stream),
-        Some(tls) => halves(tls.acceptor.accept(stream).await.map_err(NotMet::Tls)?),
+    refuse: impl FnOnce(&NotMet) -> bool,
+) -> Option<Met> {
+    let (read, mut write) = match accepted(settings, stream).await {
+        Ok(halves) => halves,
+        Err(error) => {
+            refuse(&error);
+            return None;
+        }
     };
     let mut inbox = Inbox::new(read, HELLO_MAX_BYTES, settings.metrics.clone());
     let ours = settings.hello();
@@ -175,28 +182,40 @@ pub(super) async fn accept(
     match met {
         Ok(peer) => {
             inbox.limit(settings.limits.frame_bytes);
-            Ok(Met { inbox, write, peer })
+            Some(Met { inbox, write, peer })
         }
         Err(error) => {
-            if error.goodbye().is_some() && may_tell() {
-                let error = part(error, &mut write).await;
+            if refuse(&error)
+                && let Some(goodbye) = error.goodbye()
+            {
+                part(&goodbye, &mut write).await;
                 inbox.drain().await;
-                return Err(error);
             }
-            Err(error)
+            None
         }
     }
 }
 
-/// Says goodbye; whether it arrives does not matter.
-async fn part(error: NotMet, write: &mut WriteHalf) -> NotMet {
-    if let Some(goodbye) = error.goodbye() {
-        let told = send(write, &goodbye).await;
-        if let Err(error) = told.and(write.shutdown().await) {
-            tracing::debug!(%error, "a peer was not told why it is refused");
-        }
+async fn accepted(settings: &LinkSettings, stream: TcpStream) -> Result<(ReadHalf, WriteHalf), NotMet> {
+    stream.set_nodelay(true)?;
+    match &settings.tls {
+        None => Ok(halves(stream)),
+        Some(tls) => Ok(halves(tls.acceptor.accept(stream).await.map_err(NotMet::Tls)?)),
     }
-    error
+}
+
+/// Tells one who proved itself that there are too many.
+pub(super) async fn turn_away(mut met: Met, detail: String) {
+    part(&Frame::Goodbye { reason: Reason::Full, detail }, &mut met.write).await;
+    met.inbox.drain().await;
+}
+
+/// Says goodbye; whether it arrives does not matter.
+async fn part(goodbye: &Frame, write: &mut WriteHalf) {
+    let told = send(write, goodbye).await;
+    if let Err(error) = told.and(write.shutdown().await) {
+        tracing::debug!(%error, "a peer was not told why it is refused");
+    }
 }
 
 /// The first of the host's addresses that answers. It counts as refused only if all of them refuse.

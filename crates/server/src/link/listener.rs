@@ -6,6 +6,7 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
 use super::Service;
-use super::handshake::{Met, accept};
+use super::handshake::{Met, NotMet, accept, turn_away};
 use super::served::serve;
 use super::settings::LinkSettings;
 use crate::auth::secret::{Mode, NotLoopback, may_bind};
@@ -128,31 +129,44 @@ impl Door {
         permit
     }
 
-    /// Whether one more refusal is explained now.
-    fn may_explain(&self) -> bool {
+    /// Counts a refusal, and logs it so often. Whether it is explained to the peer.
+    fn refuse(&self, from: SocketAddr, error: &NotMet) -> bool {
+        let reason = error.refusal();
+        self.settings.metrics.link_refused(reason);
+        if reason == LinkRefusal::Ended {
+            tracing::debug!(%from, %error, "a peer went away");
+            return false;
+        }
         let now = self.settings.seams.now();
-        self.explained.lock().unwrap_or_else(PoisonError::into_inner).take(now, 1).is_ok()
+        let explained = self.explained.lock().unwrap_or_else(PoisonError::into_inner).take(now, 1).is_ok();
+        if explained {
+            tracing::warn!(%from, %error, "a peer was refused");
+        }
+        explained
     }
 
     async fn enter(self: Arc<Self>, stream: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
         let mut stop = self.stop.clone();
         let limit = self.settings.limits.hello;
+        let refused = AtomicBool::new(false);
+        let refuse = |error: &NotMet| {
+            refused.store(true, Ordering::Relaxed);
+            self.refuse(from, error)
+        };
         // Neither branch goes on after it has ended.
         let met = tokio::select! {
             biased;
             _ = stop.wait_for(|stopping| *stopping) => return,
-            met = tokio::time::timeout(limit, accept(&self.settings, stream, || self.may_explain())) => met,
+            met = tokio::time::timeout(limit, accept(&self.settings, stream, refuse)) => met,
         };
         let met = match met {
-            Ok(Ok(met)) => met,
-            Ok(Err(error)) => {
-                self.settings.metrics.link_refused(error.refusal());
-                return tracing::debug!(%from, %error, "a peer was refused");
-            }
-            Err(_) => {
+            Ok(Some(met)) => met,
+            Err(_) if !refused.load(Ordering::Relaxed) => {
                 self.settings.metrics.link_refused(LinkRefusal::TimedOut);
                 return tracing::debug!(%from, limit_ms = limit.as_millis(), "a peer did not greet in time");
             }
+            // One who was refused, and may not have heard why.
+            Ok(None) | Err(_) => return,
         };
         drop(permit);
         self.host(met, from, stop).await;
@@ -162,6 +176,9 @@ impl Door {
         let Ok(_place) = Arc::clone(&self.connections).try_acquire_owned() else {
             self.settings.metrics.limit_hit(Queue::LinkConnections);
             self.settings.metrics.link_refused(LinkRefusal::Full);
+            let detail = format!("at most {} nodes may connect", self.settings.limits.connections);
+            // Bounded in time; a peer that does not listen is left behind.
+            let _ = tokio::time::timeout(self.settings.limits.hello, turn_away(met, detail)).await;
             return;
         };
         let (node, incarnation) = (met.peer.node.clone(), met.peer.incarnation);

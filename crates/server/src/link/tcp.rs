@@ -222,7 +222,10 @@ impl Shared {
                 }
             }
             Err(error) => {
-                tracing::debug!(incarnation = %peer.incarnation, addr = peer.addr, %error, "a peer was not reached");
+                // Once for each time that it goes away.
+                if failures == 0 {
+                    tracing::warn!(incarnation = %peer.incarnation, addr = peer.addr, %error, "a peer was not reached");
+                }
                 self.settings.metrics.link_dropped.inc_by(notices.len() as u64);
                 let wait = BACK_OFF_MOST.min(BACK_OFF_LEAST * 2_u32.saturating_pow(failures.min(16)));
                 let after = self.settings.seams.now() + wait / 2 + self.settings.seams.jitter(wait / 2);

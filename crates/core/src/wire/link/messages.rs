@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use crate::conversation::ConversationKind;
 use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
 use crate::record::Draft;
 use crate::refusal::Refusal;
@@ -42,10 +41,6 @@ pub struct Handed {
     pub first_seq: Seq,
     /// The history that these belong to.
     pub log: LogId,
-    /// What it is.
-    pub kind: ConversationKind,
-    /// Who answers; only in a session.
-    pub agent: Option<AgentName>,
 }
 
 /// What a node is asked.

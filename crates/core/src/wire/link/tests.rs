@@ -114,17 +114,14 @@ fn log() -> impl Strategy<Value = LogId> {
 }
 
 fn handed() -> impl Strategy<Value = Handed> {
-    let kind = prop::sample::select(&["channel", "direct", "session"][..]);
-    (id(), epoch(), any::<u64>(), seq(), seq(), log(), kind, option::of(id())).prop_map(
-        |(conversation, epoch, generation, last_seq, first_seq, log, kind, agent)| Handed {
+    (id(), epoch(), any::<u64>(), seq(), seq(), log()).prop_map(
+        |(conversation, epoch, generation, last_seq, first_seq, log)| Handed {
             conversation,
             epoch,
             generation: Generation(generation),
             last_seq,
             first_seq,
             log,
-            kind: kind.parse().expect("a kind"),
-            agent,
         },
     )
 }

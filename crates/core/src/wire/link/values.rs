@@ -5,7 +5,6 @@ use serde_json::value::RawValue;
 use super::encoding::{DecodeError, Reader, Wire, put_text, wire_enum, wire_struct};
 use super::messages::{FollowerReport, Handed, Hops, Notice, Request, Response};
 use crate::body::{Body, BodyHash};
-use crate::conversation::ConversationKind;
 use crate::ids::{
     AgentName, ClientMsgId, ConversationId, Epoch, Generation, Incarnation, LogId, NodeName, Seq, Subject,
 };
@@ -79,18 +78,6 @@ impl Wire for RecordKind {
     }
 }
 
-impl Wire for ConversationKind {
-    fn put(&self, out: &mut Vec<u8>) {
-        u64::from(*self as u8).put(out);
-    }
-
-    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
-        let number = u64::take(from, field)?;
-        let known = i64::try_from(number).ok().and_then(Self::from_number);
-        known.ok_or(DecodeError::Unknown { what: "conversation kind", number })
-    }
-}
-
 impl Wire for Code {
     /// Two codes share a name, and several a status; together they are one.
     fn put(&self, out: &mut Vec<u8>) {
@@ -150,8 +137,6 @@ wire_struct!(Handed {
     last_seq: last_seq,
     first_seq: first_seq,
     log: log,
-    kind: kind,
-    agent: agent,
 });
 wire_enum!(Request, "request" {
     1 = Append { conversation: conversation, drafts: drafts, hops: hops };

@@ -71,6 +71,12 @@ pub(crate) struct ServeArgs {
     /// Where /livez, /readyz and /metrics are [env: CONCH_OPS_LISTEN] [default: 127.0.0.1:4001].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) ops_listen: Option<String>,
+    /// Where other nodes connect; without it the node has no link [env: CONCH_LINK_LISTEN].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) link_listen: Option<String>,
+    /// Where other nodes reach this one [env: CONCH_LINK_ADVERTISE] [default: link-listen].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) link_advertise: Option<String>,
     /// The store, `sqlite:DIRECTORY` [env: CONCH_STORE] [default: sqlite:./conch-data].
     #[arg(long)]
     pub(crate) store: Option<String>,

@@ -11,6 +11,13 @@ use super::errors::HttpError;
 #[folder = "../../console/"]
 struct Assets;
 
+/// The core that the console shares with the client package, under the path that the console's modules name it by: to a
+/// browser, `../clients/` seen from the root is `/clients/`.
+#[derive(RustEmbed)]
+#[folder = "../../clients/typescript/core/"]
+#[prefix = "clients/typescript/core/"]
+struct SharedCore;
+
 /// The console runs its own scripts alone, and talks to its own server alone.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
@@ -31,7 +38,7 @@ fn not_found(uri: &Uri) -> Response {
 }
 
 fn asset(path: &str) -> Option<Response> {
-    let file = Assets::get(path)?;
+    let file = Assets::get(path).or_else(|| SharedCore::get(path))?;
     let mime = mime_guess::from_path(path).first_or_octet_stream();
     let mut response = file.data.into_owned().into_response();
     let headers = response.headers_mut();

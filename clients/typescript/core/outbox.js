@@ -311,7 +311,7 @@ export class Outbox extends Emitter {
     try {
       const saved = JSON.parse(this.#storage?.getItem(this.#key) ?? '[]');
       return saved.slice(0, LIMIT).map((/** @type {Entry} */ entry) => ({
-        after: null, ...entry, state: entry.state === 'failed' ? 'failed' : 'queued', slow: false, seq: null, attempts: 0, unanswered: 0,
+        ...entry, after: entry.after ?? null, state: entry.state === 'failed' ? 'failed' : 'queued', slow: false, seq: null, attempts: 0, unanswered: 0,
       }));
     } catch {
       return [];

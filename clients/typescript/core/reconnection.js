@@ -8,6 +8,8 @@
 
 /** @import { Random } from './clock.js' */
 
+/** refused: the server lets this client in no more. @typedef {'idle' | 'connecting' | 'open' | 'waiting' | 'refused' | 'closed'} ConnectionState */
+
 /** How the server closes when a token has run out. That happens to one client at a time: no storm, so no jitter. */
 const TOKEN_OVER = 1008;
 const BASE_MS = 400;

@@ -6,6 +6,11 @@
  */
 
 /**
+ * The bearer token of now. `isRefused`: the server does not accept the one that was given last; the same again ends it.
+ * @typedef {(context: {isRefused: boolean}) => string | Promise<string>} TokenSource
+ */
+
+/**
  * The payload of a JWT, unverified, or null.
  * @param {string} token
  * @returns {{sub?: string, name?: string, exp?: number, [claim: string]: unknown} | null}

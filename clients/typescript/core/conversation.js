@@ -276,8 +276,9 @@ export class Conversation extends Emitter {
   #joined({ catchup, head_seq: headSeq, log }) {
     this.#enter('catching_up');
     if (catchup === 'resync') return this.#resync();
-    if (this.timeline.position === null) this.timeline.beginAt({ after: headSeq, log });
-    else this.timeline.log ??= log;
+    if (this.timeline.position !== null) this.timeline.log ??= log;
+    // Else a page is still to come, and to go on from the head would leave out what is before it.
+    else if (this.#start === 'head') this.timeline.beginAt({ after: headSeq, log });
   }
 
   /** @param {Refusal} refusal */
@@ -303,6 +304,7 @@ export class Conversation extends Emitter {
   #apply(record) {
     if (!this.#isFollowing || !this.timeline.apply(record)) return;
     this.#fold(record);
+    this.outbox.settleThrough(this.timeline.position);
     this.emit('records', { reason: this.status === 'live' ? 'live' : 'caught_up', record });
   }
 

@@ -71,7 +71,11 @@ export class PhoenixConnection extends Emitter {
         this.#transport = transport;
         this.#enter('connecting');
       },
-      closed: (code, hasBeenOpen) => this.#closed(code, hasBeenOpen),
+      closed: (code, hasBeenOpen) => {
+        this.#closedWith = code;
+        if (!hasBeenOpen) this.#unopened += 1;
+      },
+      ended: () => this.#lost(),
     });
     this.#socket = new Socket(`${url.replace(/^http/, 'ws')}/socket`, {
       transport: Transport,
@@ -163,11 +167,9 @@ export class PhoenixConnection extends Emitter {
     for (const channel of [...this.#channels]) channel.connectionOpened();
   }
 
-  /** @param {number} code @param {boolean} hasBeenOpen */
-  #closed(code, hasBeenOpen) {
-    this.#closedWith = code;
+  /** Told when phoenix.js is through with the loss: a listener may want to try again at once. */
+  #lost() {
     if (this.#isOver) return;
-    if (!hasBeenOpen) this.#unopened += 1;
     this.#enter('waiting');
     for (const channel of [...this.#channels]) channel.connectionLost();
   }

@@ -6,7 +6,6 @@
  */
 import { Socket } from 'phoenix';
 import { randomId, systemClock, systemRandom } from '../core/clock.js';
-import { Emitter } from '../core/emitter.js';
 import { Http } from '../core/http.js';
 import { PhoenixConnection } from './connection.js';
 import { Room } from './room.js';
@@ -44,8 +43,7 @@ export { Room } from './room.js';
 
 const LATEST = 50;
 
-/** @extends {Emitter<{state: ConnectionState}>} */
-export class Conch extends Emitter {
+export class Conch {
   #connection;
   #api;
   /** @type {Map<string, Room>} */
@@ -53,7 +51,6 @@ export class Conch extends Emitter {
 
   /** @param {ConchOptions} options */
   constructor({ url, token, WebSocket = globalThis.WebSocket, fetch = (address, init) => globalThis.fetch(address, init) }) {
-    super();
     if (!/^https?:\/\//.test(url)) throw new TypeError(`url: "${url}" is not an http: or https: address`);
     if (WebSocket === undefined) throw new TypeError('WebSocket: this platform has none; pass a class, such as that of npm "ws"');
     const base = url.replace(/\/+$/, '');
@@ -61,7 +58,6 @@ export class Conch extends Emitter {
       Socket, url: base, token, WebSocket: /** @type {WebSocketClass} */ (WebSocket), fetch, clock: systemClock, random: systemRandom,
     });
     this.#api = new Http({ fetch, token: () => this.#connection.token(), clock: systemClock, base });
-    this.#connection.on('state', ({ state }) => this.emit('state', state));
   }
 
   /** idle · connecting · open · waiting (to try again) · refused (see `refusal`) · closed. */
@@ -71,7 +67,7 @@ export class Conch extends Emitter {
   get refusal() { return this.#connection.refusal; }
 
   /** @param {(state: ConnectionState) => void} listener */
-  onState(listener) { return this.on('state', listener); }
+  onState(listener) { return this.#connection.on('state', ({ state }) => listener(state)); }
 
   /** The network is back, or a person asked: try now instead of waiting. */
   retryNow() { this.#connection.retryNow(); }

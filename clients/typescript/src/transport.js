@@ -32,14 +32,14 @@ const GIVEN_UP = 4000;
 
 /**
  * `authorize()`: resolves to the subprotocols, or rejects if there is to be no connection now. `opening(transport)` is called
- * with each new one, `closed(code, hasBeenOpen)` before phoenix.js hears of it.
+ * with each new one, `closed(code, hasBeenOpen)` before phoenix.js hears of its end, and `ended()` after that.
  * @param {{
  *   WebSocket: WebSocketClass, authorize: () => Promise<string[]>,
- *   opening: (transport: {abandon: () => void}) => void, closed: (code: number, hasBeenOpen: boolean) => void,
+ *   opening: (transport: {abandon: () => void}) => void, closed: (code: number, hasBeenOpen: boolean) => void, ended: () => void,
  * }} options
  * @returns {new (url: string) => WebSocketLike}
  */
-export function transportClass({ WebSocket, authorize, opening, closed }) {
+export function transportClass({ WebSocket, authorize, opening, closed, ended }) {
   return class Transport {
     /** @type {WebSocketLike | null} */
     #inner = null;
@@ -115,6 +115,7 @@ export function transportClass({ WebSocket, authorize, opening, closed }) {
       this.readyState = CLOSED;
       closed(code, hasBeenOpen);
       this.onclose?.({ code, reason: '', wasClean: code === 1000 });
+      ended();
     }
   };
 }

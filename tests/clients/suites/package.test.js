@@ -3,8 +3,9 @@
  * when the server dies under it, is told to stop, refuses, or cannot be reached for moments.
  */
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { after, before, describe, test } from 'node:test';
-import WebSocket from 'ws';
+import WebSocket, { WebSocketServer } from 'ws';
 import { install } from '../harness/package.js';
 import { Proxy } from '../harness/proxy.js';
 import { between, randomFrom, seed } from '../harness/random.js';
@@ -108,20 +109,28 @@ for (const phoenix of ['phoenix', 'phoenix-1.7']) {
       await assert.rejects(room.send({ text: 'again?' }), { code: 'not_found' });
     });
 
-    test('more than the rate allows is sent all the same, as the directives say', async () => {
-      await server.channel(alice, 'many');
-      const { room } = enter(client(await server.token('talker')), 'many');
-      const texts = numbered(125, 'many');
+    test('more than the rate allows is sent all the same, as the directives say', async (t) => {
+      const strict = await Server.start({ environment: { CONCH_RATE_BURST: '3', CONCH_RATE_PER_SECOND: '4' } });
+      t.after(() => strict.stop());
+      const talker = await strict.token('talker');
+      await strict.channel(talker, 'many');
+      const conch = client(talker, strict.url);
+      const { room } = enter(conch, 'many');
+      const texts = numbered(12, 'many');
       const waited = new Set();
-      // At most a hundred wait at once; the next goes in when one is out.
-      const sent = [];
-      for (const text of texts) {
-        await until(() => room.outgoing.length < 90, 'room in the outbox');
-        sent.push(room.send({ text }, { onStatus: ({ state, error }) => { if (state === 'waiting') waited.add(error.code); } }));
-      }
-      await Promise.all(sent);
-      assert.deepEqual(await server.texts(alice, 'many'), texts);
+      const onStatus = ({ state, error }) => { if (state === 'waiting') waited.add(error.code); };
+      await Promise.all(texts.map((text) => room.send({ text }, { onStatus })));
+      assert.deepEqual(await strict.texts(talker, 'many'), texts);
       assert.deepEqual([...waited], ['rate_limited']);
+      conch.close();
+    });
+
+    test('no more than a hundred wait; the next is refused at once', async () => {
+      const { room } = enter(client(alice, 'http://127.0.0.1:9'), 'full');
+      const sent = numbered(100, 'full').map((text) => room.send({ text }));
+      await assert.rejects(room.send({ text: 'one more' }), { code: 'outbox_full' });
+      room.leave();
+      for (const { reason } of await Promise.allSettled(sent)) assert.equal(reason.code, 'left');
     });
 
     for (const [name, end, code] of [['kill -9', 'kill', 1006], ['a stop, which closes with 1012', 'terminate', 1012]]) {
@@ -196,7 +205,7 @@ for (const phoenix of ['phoenix', 'phoenix-1.7']) {
       await server.channel(alice, 'cuts');
       const watcher = enter(client(bob), 'cuts');
       await watcher.live();
-      const proxy = await Proxy.before(server, { answers: () => between(random, 8, 40) });
+      const proxy = await Proxy.before(server, { answers: () => between(random, 8, 24) });
       t.after(() => proxy.stop());
       const { room } = enter(client(await server.token('cut-off'), proxy.url), 'cuts');
       const texts = numbered(100, 'cuts');
@@ -212,7 +221,8 @@ for (const phoenix of ['phoenix', 'phoenix-1.7']) {
       await until(() => watcher.records.length === history.length && room.position.after === history.at(-1).seq, 'everything to be seen');
       assert.deepEqual(watcher.records, history);
       assert.deepEqual(room.records.map(({ seq }) => seq), history.map(({ seq }) => seq).slice(-room.records.length));
-      assert.ok(proxy.cuts >= 5, `only ${proxy.cuts} cuts`);
+      // Each send needs an answer, and no connection carries more than 24.
+      assert.ok(proxy.cuts >= 4, `only ${proxy.cuts} cuts`);
     });
 
     test('an answer that is lost is not a second message; under a new key for each attempt it would be', async (t) => {
@@ -236,6 +246,75 @@ for (const phoenix of ['phoenix', 'phoenix-1.7']) {
         assert.equal(proxy.cuts, 1);
         assert.ok(Number.isInteger(seq));
         assert.deepEqual((await server.texts(alice, 'lost-answer')).filter((sent) => sent === text), expected);
+      }
+    });
+
+    test('who is told to try at once in the moment of the loss does, and is live again', async (t) => {
+      await server.channel(alice, 'at-once');
+      const proxy = await Proxy.before(server);
+      t.after(() => proxy.stop());
+      const conch = client(alice, proxy.url);
+      const states = [];
+      conch.onState((state) => {
+        states.push(state);
+        if (state === 'waiting') conch.retryNow();
+      });
+      const { room, live } = enter(conch, 'at-once');
+      await live();
+      for (let round = 0; round < 3; round += 1) {
+        proxy.cut();
+        await room.send({ text: `round ${round}` });
+      }
+      assert.deepEqual(await server.texts(alice, 'at-once'), ['round 0', 'round 1', 'round 2']);
+      assert.deepEqual(states.slice(0, 5), ['connecting', 'open', 'waiting', 'connecting', 'open']);
+    });
+
+    test('comes back when it is asked to leave, refused with a directive, in error, or closed with 1000', async (t) => {
+      const AFTER_MS = 300;
+      const far = new WebSocketServer({ port: 0, host: '127.0.0.1' });
+      t.after(() => far.close());
+      await once(far, 'listening');
+      const joins = [];
+      const push = (socket, ...frame) => socket.send(JSON.stringify(frame));
+      /** What happens at each join in turn: each ends it, but for the last. */
+      const script = [
+        (socket, joinRef, ref, topic, ok) => {
+          ok();
+          push(socket, null, null, topic, 'reconnect', { after_ms: AFTER_MS });
+        },
+        (socket, joinRef, ref, topic) => {
+          const response = { code: 'conversation_unavailable', detail: '', retry: { after_ms: AFTER_MS, budget_ms: 10_000 } };
+          push(socket, joinRef, ref, topic, 'phx_reply', { status: 'error', response });
+        },
+        (socket, joinRef, ref, topic, ok) => {
+          ok();
+          push(socket, null, null, topic, 'message', { seq: 8, kind: 'message', sender: 'x', epoch: 1, at: '', body: { text: 'eight' } });
+          push(socket, joinRef, null, topic, 'phx_error', {});
+        },
+        (socket, joinRef, ref, topic, ok) => {
+          ok();
+          socket.close(1000);
+        },
+        (socket, joinRef, ref, topic, ok) => {
+          ok();
+          push(socket, null, null, topic, 'caught_up', { seq: 8 });
+        },
+      ];
+      far.on('connection', (socket) => socket.on('message', (data) => {
+        const [joinRef, ref, topic, event, payload] = JSON.parse(data);
+        if (event !== 'phx_join') return;
+        joins.push({ payload, at: Date.now() });
+        const response = { head_seq: 5, log: 'l.1', epoch: 1, catchup: 'streaming', reconnect_jitter_ms: 1 };
+        script[joins.length - 1](socket, joinRef, ref, topic, () => push(socket, joinRef, ref, topic, 'phx_reply', { status: 'ok', response }));
+      }));
+      const seen = enter(client(alice, `http://127.0.0.1:${far.address().port}`), 'scripted', { latest: 0 });
+      await seen.live();
+      const behind = (after) => ({ after, log: 'l.1' });
+      assert.deepEqual(joins.map(({ payload }) => payload), [{}, behind(5), behind(5), behind(8), behind(8)]);
+      assert.deepEqual(seen.records.map(({ seq }) => seq), [8]);
+      for (const [earlier, later] of [[0, 1], [1, 2]]) {
+        // A timer may be a millisecond early.
+        assert.ok(joins[later].at - joins[earlier].at >= AFTER_MS - 2, `${joins[later].at - joins[earlier].at} ms between the joins`);
       }
     });
 

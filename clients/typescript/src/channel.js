@@ -123,6 +123,7 @@ export class PhoenixChannel extends Emitter {
     stock.onError(current(() => this.#lost()));
     stock.onClose(current(() => this.#refused(new Refusal({ code: 'closed', detail: 'You are no longer part of this conversation.' }))));
     this.#enter('joining');
+    if (this.#stock !== stock) return; // a listener has left
     stock.join(this.#connection.replyTimeoutMs)
       .receive('ok', current((reply) => this.#joined(reply)))
       .receive('error', current((response) => this.#joinFailed(new Refusal({ code: 'refused', ...response }))))

@@ -69,7 +69,9 @@ mod tests {
         for part in import.split('/') {
             match part {
                 "." => {}
-                ".." => drop(parts.pop()),
+                ".." => {
+                    parts.pop();
+                }
                 name => parts.push(name),
             }
         }

@@ -22,6 +22,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use hyper::upgrade::Parts;
 use hyper_util::rt::TokioIo;
 
+use self::connection::Connection;
 use super::Gateway;
 use super::errors::HttpError;
 use super::stall::Stalling;
@@ -55,12 +56,11 @@ pub(super) async fn upgrade(State(gateway): State<Gateway>, mut request: Request
         };
         match upgraded.downcast::<TokioIo<Stalling>>() {
             Ok(Parts { io, read_buf, .. }) => {
-                let connection =
-                    connection::Connection::new(gateway, principal, io.into_inner().into_inner(), &read_buf);
-                // Kept, it would cost every idle socket the 8 KiB that the HTTP half read into.
-                drop(read_buf);
-                connection.run().await;
-                drop(slot);
+                let stream = io.into_inner().into_inner();
+                let connection = Connection::new(gateway, principal, stream, &read_buf, slot);
+                // A task of its own: what the upgrade held (8 KiB that the HTTP half read into, among the rest) goes now,
+                // and not with the socket.
+                tokio::spawn(Box::new(connection).run());
             }
             Err(_) => tracing::error!("an upgraded connection is not a TCP stream"),
         }

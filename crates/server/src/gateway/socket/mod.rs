@@ -26,6 +26,7 @@ use self::connection::Connection;
 use super::Gateway;
 use super::errors::HttpError;
 use super::stall::Stalling;
+use super::unread::Lent;
 use crate::auth::extract::{self, PHOENIX_SUBPROTOCOL};
 use crate::auth::grants::Principal;
 
@@ -54,9 +55,9 @@ pub(super) async fn upgrade(State(gateway): State<Gateway>, mut request: Request
             Ok(upgraded) => upgraded,
             Err(error) => return tracing::debug!(%error, "a socket was not upgraded"),
         };
-        match upgraded.downcast::<TokioIo<Stalling>>() {
+        match upgraded.downcast::<TokioIo<Lent<Stalling>>>() {
             Ok(Parts { io, read_buf, .. }) => {
-                let stream = io.into_inner().into_inner();
+                let stream = io.into_inner().into_inner().into_inner();
                 let connection = Connection::new(gateway, principal, stream, &read_buf, slot);
                 // A task of its own: what the upgrade held (8 KiB that the HTTP half read into, among the rest) goes now,
                 // and not with the socket.

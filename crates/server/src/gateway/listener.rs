@@ -102,7 +102,7 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
     let ended = serve_connection(&gateway, service, stream, peer).await;
     if let Err(error) = ended {
         tracing::debug!(%peer, %error, "a connection ended");
-        if let Some(stream) = back.to_answer() {
+        if let Some(stream) = back.owed() {
             let refusal = unread::refusal(&error, headers_too_large(gateway.limits()));
             gateway.node().metrics.refused(refusal.code);
             if let Err(error) = unread::answer(stream, refusal).await {

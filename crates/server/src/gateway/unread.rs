@@ -47,7 +47,7 @@ pub(super) struct Back<S>(oneshot::Receiver<(S, Swallowed)>);
 
 impl<S> Back<S> {
     /// The stream, if hyper is done with it and has left an answer to be given.
-    pub(super) fn to_answer(mut self) -> Option<S> {
+    pub(super) fn owed(mut self) -> Option<S> {
         self.0.try_recv().ok().filter(|(_, swallowed)| *swallowed == Swallowed::BareAnswer).map(|(stream, _)| stream)
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         lent.write_all(&[b"first", &bare[..]].concat()).await.expect("there is room");
         lent.shutdown().await.expect("nothing happens");
         drop(lent);
-        let mut stream = back.to_answer().expect("there is an answer to give");
+        let mut stream = back.owed().expect("there is an answer to give");
         stream.write_all(b" second").await.expect("it is open");
         drop(stream);
         let mut written = String::new();
@@ -227,9 +227,9 @@ mod tests {
 
         let (lent, back) = Lent::new(tokio::io::duplex(1).0);
         drop(lent);
-        assert!(back.to_answer().is_none());
+        assert!(back.owed().is_none());
         let (lent, back) = Lent::new(tokio::io::duplex(1).0);
         drop(lent.into_inner());
-        assert!(back.to_answer().is_none());
+        assert!(back.owed().is_none());
     }
 }

@@ -397,8 +397,9 @@ async fn join_task(
         }
         Err(refusal) => {
             gateway.node().metrics.refused(refusal.code);
-            channel.refuse(reference.as_deref(), &refusal);
+            // Left first: the client may use the topic's room as soon as it has the answer.
             channel.leave();
+            channel.refuse(reference.as_deref(), &refusal);
         }
     }
 }

@@ -6,6 +6,7 @@ mod access;
 mod bad_input;
 mod conversations;
 mod events;
+mod limits;
 mod members;
 mod messages;
 mod operations;

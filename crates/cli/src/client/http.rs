@@ -294,7 +294,8 @@ mod tests {
         for (url, why) in [
             ("nonsense", "nonsense"),
             ("https://example.org", "only http://"),
-            ("mailto:a@example.org", "only http://"),
+            ("mailto:a@example.org", "must begin with http://"),
+            ("localhost:4000", "must begin with http://"),
         ] {
             let Err(message) = Endpoint::new(url, None) else { panic!("{url} was taken") };
             assert!(message.contains(why), "{message}");

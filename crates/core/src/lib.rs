@@ -14,6 +14,7 @@ pub mod invariant;
 pub mod json;
 pub mod lease;
 pub mod limit;
+pub mod placement;
 pub mod presence;
 pub mod record;
 pub mod refusal;

@@ -8,6 +8,7 @@ pub mod cursors;
 pub mod frame;
 pub mod gateway;
 pub mod hub;
+pub mod link;
 pub mod metrics;
 pub mod node;
 pub mod ops;

@@ -77,6 +77,8 @@ label! {
         Reads = "reads",
         /// Bytes that wait for one socket or stream.
         Outbox = "outbox",
+        /// Conversations of which the other nodes are to be told.
+        Notices = "notices",
         /// Cursors that wait to be written.
         Cursors = "cursors",
         /// Client connections.
@@ -229,6 +231,16 @@ metrics! {
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
     /// Attempts to own a conversation, by outcome.
     claims: Family<Label, Counter> = Family::default(), "claims";
+    /// Writes passed on to the owner on another node.
+    pub forwarded: Counter = Counter::default(), "forwarded";
+    /// Times that another node was asked and did not answer.
+    pub link_failures: Counter = Counter::default(), "link_failures";
+    /// Conversations handed to another node.
+    pub handed_off: Counter = Counter::default(), "handed_off";
+    /// Conversations taken over from a node that handed them on.
+    pub adopted: Counter = Counter::default(), "adopted";
+    /// Owners that made no progress and lost their conversation to the watchdog.
+    pub wedged_owners: Counter = Counter::default(), "wedged_owners";
     /// Time for which the node's lease may still be acted upon, as of the last heartbeat.
     lease_validity: Seconds = Gauge::default(), "lease_validity" in Seconds;
     /// Heartbeats that failed.

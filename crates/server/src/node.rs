@@ -54,6 +54,8 @@ pub struct OwnerLimits {
     pub release_after: Duration,
     /// Numbers that an unclean takeover skips.
     pub gap: u64,
+    /// Owners elsewhere that are remembered.
+    pub known_owners: usize,
     /// Claims under way at once.
     pub claims: usize,
     /// How long a gateway itself waits and retries before it answers with a directive.
@@ -71,6 +73,7 @@ impl Default for OwnerLimits {
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
             gap: 1_000,
+            known_owners: 65_536,
             claims: 64,
             route_budget: Duration::from_secs(5),
         }

@@ -21,11 +21,13 @@ use crate::config::{Config, StoreUrl};
 use crate::cursors::Cursors;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
+use crate::link::notices::Notices;
+use crate::link::{Link, NoLink};
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Parts, PeerView, Router};
 use crate::runtime;
 use crate::turn::agents::InvalidAgents;
 
@@ -135,15 +137,22 @@ pub async fn run(
     });
     let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
     let people = People::new(Arc::clone(&node));
-    let publishing = people.clone();
-    let on_published = Arc::new(move |conversation: &_, _seq| publishing.published(conversation));
-    let router = Router::start(Arc::clone(&node), Arc::clone(&agents), on_published);
+    let link: Arc<dyn Link> = Arc::new(NoLink);
+    let peers: PeerView = Arc::new(Vec::new);
+    let notices = Notices::start(Arc::clone(&node), Arc::clone(&link), Arc::clone(&peers));
+    let publishing = (people.clone(), notices.clone());
+    let on_published = Arc::new(move |conversation: &_, seq| {
+        publishing.0.published(conversation);
+        publishing.1.published(conversation, seq);
+    });
+    let router = Router::start(Arc::clone(&node), Parts { agents: Arc::clone(&agents), on_published, link, peers });
     node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         router: router.clone(),
         people,
+        notices,
         cursors: Cursors::start(Arc::clone(&node)),
         agents,
         key: TokenKey::new(&key.secret)?,

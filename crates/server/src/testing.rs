@@ -16,10 +16,12 @@ use crate::config::Config;
 use crate::cursors::Cursors;
 use crate::gateway::{Components, Gateway};
 use crate::hub::Hubs;
+use crate::link::NoLink;
+use crate::link::notices::Notices;
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Parts, Router};
 use crate::runtime;
 use crate::turn::agents::Agents;
 
@@ -94,7 +96,13 @@ pub(crate) async fn hit(node: &Node, queue: &str) {
 
 /// A router of a node.
 pub(crate) fn router(node: &Arc<Node>) -> Router {
-    Router::start(Arc::clone(node), Arc::new(Agents::default()), Arc::new(|_, _| {}))
+    let parts = Parts {
+        agents: Arc::new(Agents::default()),
+        on_published: Arc::new(|_, _| {}),
+        link: Arc::new(NoLink),
+        peers: Arc::new(Vec::new),
+    };
+    Router::start(Arc::clone(node), parts)
 }
 
 /// A gateway in development mode.
@@ -104,6 +112,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
     Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         people: People::new(Arc::clone(&node)),
+        notices: Notices::start(Arc::clone(&node), Arc::new(NoLink), Arc::new(Vec::new)),
         cursors: Cursors::start(Arc::clone(&node)),
         router,
         agents: Arc::new(Agents::default()),

@@ -10,9 +10,10 @@ use conch_core::lease::LeaseTiming;
 use conch_server::cluster::heartbeat::{self, LeaseState};
 use conch_server::cluster::membership;
 use conch_server::hub::{HubLimits, Hubs};
+use conch_server::link::NoLink;
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
-use conch_server::router::Router;
+use conch_server::router::{Parts, Router};
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
@@ -173,7 +174,13 @@ impl Machine {
             process.note("cannot start");
             return process.kill();
         };
-        let router = Router::start(node.clone(), Arc::new(agents()), Arc::new(|_, _| {}));
+        let parts = Parts {
+            agents: Arc::new(agents()),
+            on_published: Arc::new(|_, _| {}),
+            link: Arc::new(NoLink),
+            peers: Arc::new(Vec::new),
+        };
+        let router = Router::start(node.clone(), parts);
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
         let me = node.me;
         process.spawn("membership", membership::run(node, router.clone()));

@@ -15,8 +15,8 @@ use conch_server::seams::Clock as _;
 use conch_store::memory::MemoryStore;
 use conch_store::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, LogStore, Member, MembershipChange, NewConversation, NodeRow,
-    Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
 use crate::coverage::Tally;
@@ -128,15 +128,21 @@ pass_on! {
     impl LeaseStore {
         fn register(registration: &Registration, ttl: Duration) -> ();
         fn renew(me: Incarnation, ttl: Duration) -> Option<u64>;
+        fn replace_lifeline(me: Incarnation, ttl: Duration, lifeline: Lifeline) -> Option<u64>;
         fn nodes() -> Vec<NodeRow>;
         fn set_draining(me: Incarnation) -> bool;
         fn deregister(me: Incarnation) -> bool;
         fn declare_expired(dead: Incarnation, seen_beat: u64, ttl: Duration, margin: Duration) -> bool;
+        fn declare_process_dead(dead: Incarnation, seen_beat: u64, seen_lifeline: Lifeline) -> bool;
         fn expel(dead: Incarnation) -> bool;
         fn resolve(conversation: &ConvRef) -> Option<Resolution>;
         fn release(held: &Held, first_seq: Seq) -> bool;
         fn release_wedged(held: &Held, gap: u64) -> bool;
         special {
+            fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
+                self.inner.lifelines()
+            }
+
             async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
                 let outcome = self.inner.claim(request).await?;
                 if let ClaimOutcome::Won(armed) = &outcome {

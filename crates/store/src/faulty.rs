@@ -16,8 +16,8 @@ use conch_core::time::Timestamp;
 
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, LogStore, Member, MembershipChange, NewConversation, NodeRow,
-    Page, RangeQuery, Registration, Resolution, Store, StoreError, Summary, SummaryPage,
+    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store, StoreError, Summary, SummaryPage,
 };
 
 /// A boxed future, as the plan and the spawner use it.
@@ -32,10 +32,12 @@ pub type Spawner = Arc<dyn Fn(BoxFuture<()>) + Send + Sync>;
 pub enum Call {
     Register,
     Renew,
+    ReplaceLifeline,
     Nodes,
     SetDraining,
     Deregister,
     DeclareExpired,
+    DeclareProcessDead,
     Expel,
     Resolve,
     Claim,
@@ -196,6 +198,20 @@ impl<S: Store> LeaseStore for FaultyStore<S> {
         self.call(Call::Renew, |store| async move { store.renew(me, ttl).await }).await
     }
 
+    async fn replace_lifeline(
+        &self,
+        me: Incarnation,
+        ttl: Duration,
+        lifeline: Lifeline,
+    ) -> Result<Option<u64>, StoreError> {
+        let work = |store: Arc<S>| async move { store.replace_lifeline(me, ttl, lifeline).await };
+        self.call(Call::ReplaceLifeline, work).await
+    }
+
+    fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
+        self.inner.lifelines()
+    }
+
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
         self.call(Call::Nodes, |store| async move { store.nodes().await }).await
     }
@@ -217,6 +233,16 @@ impl<S: Store> LeaseStore for FaultyStore<S> {
     ) -> Result<bool, StoreError> {
         let work = |store: Arc<S>| async move { store.declare_expired(dead, seen_beat, ttl, margin).await };
         self.call(Call::DeclareExpired, work).await
+    }
+
+    async fn declare_process_dead(
+        &self,
+        dead: Incarnation,
+        seen_beat: u64,
+        seen_lifeline: Lifeline,
+    ) -> Result<bool, StoreError> {
+        let work = |store: Arc<S>| async move { store.declare_process_dead(dead, seen_beat, seen_lifeline).await };
+        self.call(Call::DeclareProcessDead, work).await
     }
 
     async fn expel(&self, dead: Incarnation) -> Result<bool, StoreError> {

@@ -1,11 +1,48 @@
 //! Who may write: node leases and conversation ownership.
 
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use conch_core::ids::{ConvKey, ConvRef, Epoch, Generation, Incarnation, NodeName, Region, Seq};
+use tokio::sync::oneshot;
 
 use crate::StoreError;
+
+/// The key of a lifeline: a lock that a process holds in the store on a session of its own, for as long as it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lifeline(pub i64);
+
+/// A lifeline that this process holds; dropping it gives it up.
+pub struct HeldLifeline {
+    /// Its key, fresh for each session.
+    pub key: Lifeline,
+    /// Completes (with an error, for nothing is ever sent) when the session is lost, and the lock with it.
+    pub lost: oneshot::Receiver<Infallible>,
+    /// What holds the session open.
+    pub session: Box<dyn Send + Sync>,
+}
+
+/// The lifelines that are held, as one observing session sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LifelinesSeen {
+    /// Names the observing session; another number than last time: it broke, and what was seen before proves nothing.
+    pub observer: u64,
+    /// The keys of held locks of this cluster, ascending.
+    pub held: Vec<Lifeline>,
+}
+
+/// Proof that a process lives: a lock on a session that ends with it. The first of the two channels through which a
+/// process may be declared dead before its lease runs out; see docs/ARCHITECTURE.md, "Takeover".
+#[async_trait]
+pub trait Lifelines: Send + Sync + 'static {
+    /// Opens a session of its own and takes a fresh lock on it.
+    async fn hold(&self) -> Result<HeldLifeline, StoreError>;
+
+    /// Which lifelines are held now.
+    async fn observe(&self) -> Result<LifelinesSeen, StoreError>;
+}
 
 /// What a node says of itself when it registers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +55,8 @@ pub struct Registration {
     pub region: Region,
     /// Where its link listens; empty for a single node.
     pub addr: String,
+    /// The lock its process holds; `None` where the store has no lifelines.
+    pub lifeline: Option<Lifeline>,
 }
 
 /// A node's row.
@@ -117,6 +156,17 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// row that nobody deleted is renewed.
     async fn renew(&self, me: Incarnation, ttl: Duration) -> Result<Option<u64>, StoreError>;
 
+    /// Renews like [`LeaseStore::renew`] and names another lifeline, which is held already.
+    async fn replace_lifeline(
+        &self,
+        me: Incarnation,
+        ttl: Duration,
+        lifeline: Lifeline,
+    ) -> Result<Option<u64>, StoreError>;
+
+    /// The store's lifelines; `None`: it has none, so a death is seen when the lease runs out.
+    fn lifelines(&self) -> Option<Arc<dyn Lifelines>>;
+
     /// All node rows.
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError>;
 
@@ -135,6 +185,15 @@ pub trait LeaseStore: Send + Sync + 'static {
         seen_beat: u64,
         ttl: Duration,
         margin: Duration,
+    ) -> Result<bool, StoreError>;
+
+    /// Declares a process dead whose lease may still run: only if beat and lifeline are as seen, and nobody holds that lock
+    /// at this moment. The caller has the other evidence that this needs.
+    async fn declare_process_dead(
+        &self,
+        dead: Incarnation,
+        seen_beat: u64,
+        seen_lifeline: Lifeline,
     ) -> Result<bool, StoreError>;
 
     /// Declares an incarnation dead on certain knowledge (an operator, an exit hook, a lock that only one process can

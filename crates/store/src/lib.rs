@@ -15,7 +15,10 @@ pub mod memory;
 pub mod sqlite;
 
 pub use error::StoreError;
-pub use lease::{Armed, ClaimOutcome, ClaimRequest, Held, LeaseStore, NodeRow, OwnerSeen, Registration, Resolution};
+pub use lease::{
+    Armed, ClaimOutcome, ClaimRequest, Held, HeldLifeline, LeaseStore, Lifeline, Lifelines, LifelinesSeen, NodeRow,
+    OwnerSeen, Registration, Resolution,
+};
 pub use log::{
     AppendOutcome, Batch, Checkpoint, ConversationInfo, ConversationPatch, Created, CursorOutcome, Direction,
     DueChange, DueRow, DueWhy, Duplicate, Head, Landed, LogStore, Member, MembershipChange, NewConversation, Page,

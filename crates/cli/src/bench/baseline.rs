@@ -53,7 +53,8 @@ impl Bare {
         let store = SqliteStore::open(&scratch.path().join("data"), Options::new(node.clone()))
             .map_err(|error| Failure::other(error.to_string()))?;
         let me = Incarnation(uuid::Uuid::new_v4().as_u128());
-        let registration = Registration { incarnation: me, node, region: region.clone(), addr: String::new() };
+        let registration =
+            Registration { incarnation: me, node, region: region.clone(), addr: String::new(), lifeline: None };
         store.register(&registration, LEASE).await.map_err(failed)?;
         let sender: Subject = "bench".parse().expect("a valid subject");
         let mut owned = Vec::new();

@@ -21,7 +21,8 @@ async fn write(directory: &Path, second: Draft) {
     let region: Region = "here".parse().expect("valid");
     let store = SqliteStore::open(directory, Options::new(node.clone())).expect("opens");
     let me = Incarnation(7);
-    let registration = Registration { incarnation: me, node, region: region.clone(), addr: String::new() };
+    let registration =
+        Registration { incarnation: me, node, region: region.clone(), addr: String::new(), lifeline: None };
     store.register(&registration, Duration::from_secs(60)).await.expect("registers");
     let conversation = ConvRef::from("room".parse::<conch_core::ids::ConversationId>().expect("valid"));
     let creator: Subject = "alice".parse().expect("valid");

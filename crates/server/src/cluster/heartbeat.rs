@@ -26,8 +26,13 @@ pub enum LeaseState {
 /// # Errors
 /// The store's, when the first registration fails.
 pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<LeaseState>, StoreError> {
-    let registration =
-        Registration { incarnation: node.me, node: node.name.clone(), region: node.region.clone(), addr: address };
+    let registration = Registration {
+        incarnation: node.me,
+        node: node.name.clone(),
+        region: node.region.clone(),
+        addr: address,
+        lifeline: None,
+    };
     let sent = node.seams.now();
     node.store.register(&registration, node.timing.ttl).await?;
     let valid_until = node.timing.valid_until(sent);

@@ -81,7 +81,7 @@ async fn take_up_due(node: &Node, router: &Router) {
     };
     for row in due {
         let conversation = row.conversation.into();
-        if let Err(refusal) = router.owner(&conversation).await {
+        if let Err(refusal) = router.place(&conversation, None).await {
             tracing::debug!(conversation = %conversation.id, %refusal, "due work waits");
         }
     }

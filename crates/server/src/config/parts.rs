@@ -31,6 +31,7 @@ impl Config {
             hibernate_after: Duration::from_millis(self.hibernation.memory_ms),
             release_after: Duration::from_millis(self.hibernation.release_ms),
             gap: self.sequencer.gap,
+            known_owners: limits.known_owners,
             claims: limits.claims,
             route_budget: Duration::from_millis(limits.route_ms),
         }

@@ -132,6 +132,8 @@ section! {
         commit_queue: usize = 1_024, Range(1, 1_000_000);
         /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
         recent_keys: usize = 64, Range(1, 1_000_000);
+        /// Owners on other nodes that are remembered, to save look-ups.
+        known_owners: usize = 65_536, Range(16, 10_000_000);
         /// Ownership claims under way at once.
         claims: usize = 64, Range(1, 10_000);
         /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.

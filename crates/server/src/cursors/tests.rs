@@ -46,8 +46,13 @@ async fn written(store: &MemoryStore, config: &Config) -> ConvRef {
     };
     store.create_conversation(&new).await.expect("created");
     let me = runtime::seams().incarnation();
-    let registration =
-        Registration { incarnation: me, node: config.node.clone(), region: config.region.clone(), addr: String::new() };
+    let registration = Registration {
+        incarnation: me,
+        node: config.node.clone(),
+        region: config.region.clone(),
+        addr: String::new(),
+        lifeline: None,
+    };
     store.register(&registration, Duration::from_secs(15)).await.expect("registered");
     let claim = ClaimRequest {
         conversation: conversation.key,

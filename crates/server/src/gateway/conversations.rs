@@ -15,6 +15,7 @@ use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
+use crate::link::Notice;
 use crate::people::SummaryJson;
 
 /// Most regions of a conversation.
@@ -235,10 +236,11 @@ pub(super) async fn patch(
     }
     let patch = ConversationPatch { title, agent: agent.clone(), settings };
     let info = store.patch_conversation(&conversation, &patch).await?.ok_or_else(|| not_found(&conversation))?;
-    if let (Some(agent), Some(owner)) = (agent, gateway.router().active(&conversation)) {
-        owner.set_agent(agent);
+    if let Some(agent) = agent {
+        gateway.router().set_agent(&conversation, agent).await;
     }
     gateway.people().changed(&conversation);
+    gateway.notices().tell(&Notice::ConversationChanged { conversation: conversation.id.clone() });
     if gateway.require(&principal, Permission::Read, &conversation).await.is_err() {
         // Changing is not reading.
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -47,6 +47,7 @@ use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
 use crate::cursors::Cursors;
 use crate::hub::Hubs;
+use crate::link::notices::Notices;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
@@ -88,6 +89,8 @@ pub struct Components {
     pub hubs: Hubs,
     /// The personal streams.
     pub people: People,
+    /// What the other nodes are told.
+    pub notices: Notices,
     /// The read cursors.
     pub cursors: Cursors,
     /// The agents that a session may have.
@@ -119,6 +122,7 @@ struct Shared {
     router: Router,
     hubs: Hubs,
     people: People,
+    notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
     key: TokenKey,
@@ -195,6 +199,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -211,6 +216,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -244,6 +250,10 @@ impl Gateway {
 
     pub(crate) fn people(&self) -> &People {
         &self.shared.people
+    }
+
+    pub(crate) fn notices(&self) -> &Notices {
+        &self.shared.notices
     }
 
     pub(crate) fn limits(&self) -> &Limits {

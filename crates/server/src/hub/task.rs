@@ -19,7 +19,7 @@ use super::sink::{CatchUp, Joined, Push, Sink};
 use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, unavailable};
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
-use crate::owner::{Follow, FollowFrame};
+use crate::owner::{Follow, FollowFrame, FollowerReport, Reports};
 
 mod following;
 mod sessions;
@@ -82,6 +82,8 @@ struct Hub {
     handle: HubHandle,
     inbox: mpsc::Receiver<Command>,
     follow: Option<mpsc::Receiver<FollowFrame>>,
+    /// The way back to the owner.
+    reports: Option<Reports>,
     seeking: Option<BoxFuture<'static, Result<Follow, Refusal>>>,
     heard: Monotonic,
     at: Option<Position>,
@@ -118,6 +120,7 @@ impl Hub {
         Self {
             inbox,
             follow: None,
+            reports: None,
             seeking: None,
             heard: now,
             at: None,

@@ -1,8 +1,9 @@
 //! What an owner sends to those who follow it.
 
+use std::fmt;
 use std::sync::Arc;
 
-use conch_core::ids::{Epoch, Incarnation, LogId, Seq};
+use conch_core::ids::{Epoch, Incarnation, LogId, Seq, Subject};
 use conch_core::record::Record;
 use conch_core::turn::live::LiveEvent;
 use tokio::sync::mpsc;
@@ -31,6 +32,43 @@ pub enum FollowFrame {
     Position(Seq),
 }
 
+/// What a follower tells the owner: never durable, and dropped when the owner is busy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FollowerReport {
+    /// Somebody types; the owner shows it to every follower.
+    Typing {
+        /// Who.
+        sub: Subject,
+        /// The display name.
+        name: Option<Arc<str>>,
+    },
+    /// How many sessions watch through this follower.
+    Sessions(u32),
+}
+
+/// The way back from a follower to its owner. Never waits.
+#[derive(Clone)]
+pub struct Reports(Arc<dyn Fn(FollowerReport) + Send + Sync>);
+
+impl Reports {
+    /// Reports that go to `deliver`, which must not block.
+    #[must_use]
+    pub fn new(deliver: impl Fn(FollowerReport) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(deliver))
+    }
+
+    /// Tells the owner.
+    pub fn send(&self, report: FollowerReport) {
+        (self.0)(report);
+    }
+}
+
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reports")
+    }
+}
+
 /// A follow stream. It ends when the owner is one no longer (F6).
 #[derive(Debug)]
 pub struct Follow {
@@ -46,4 +84,6 @@ pub struct Follow {
     pub snapshot: Option<LiveEvent>,
     /// The stream.
     pub frames: mpsc::Receiver<FollowFrame>,
+    /// The way back.
+    pub reports: Reports,
 }

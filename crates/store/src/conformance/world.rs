@@ -201,6 +201,7 @@ pub(super) fn registration(number: u128) -> Registration {
         node: id(&format!("node-{number}")),
         region: id("north"),
         addr: format!("10.0.0.{number}:7000"),
+        lifeline: None,
     }
 }
 

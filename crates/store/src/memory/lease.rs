@@ -8,7 +8,7 @@ use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq};
 
 use super::Mutant;
 use super::state::{HeadRow, Node, SKIP_PER_GENERATION, State, millis};
-use crate::{Armed, ClaimRequest, Held, NodeRow, OwnerSeen, Registration, Resolution, StoreError};
+use crate::{Armed, ClaimRequest, Held, Lifeline, NodeRow, OwnerSeen, Registration, Resolution, StoreError};
 
 impl State {
     pub(super) fn register(
@@ -39,6 +39,27 @@ impl State {
         node.beat += 1;
         node.expires_at_ms = now_ms.saturating_add(millis(ttl));
         Some(node.beat)
+    }
+
+    pub(super) fn replace_lifeline(
+        &mut self,
+        now_ms: i64,
+        me: Incarnation,
+        ttl: Duration,
+        lifeline: Lifeline,
+    ) -> Option<u64> {
+        let beat = self.renew(now_ms, me, ttl)?;
+        if let Some(node) = self.nodes.get_mut(&me) {
+            node.registration.lifeline = Some(lifeline);
+        }
+        Some(beat)
+    }
+
+    /// The caller has made sure that nobody holds the lock.
+    pub(super) fn declare_process_dead(&mut self, dead: Incarnation, seen_beat: u64, seen_lifeline: Lifeline) -> bool {
+        let Some(node) = self.nodes.get(&dead) else { return false };
+        let same_beat = node.beat == seen_beat || self.is(Mutant::BeatUnchecked);
+        same_beat && node.registration.lifeline == Some(seen_lifeline) && self.remove_node(dead)
     }
 
     pub(super) fn node_rows(&self, now_ms: i64) -> Vec<NodeRow> {

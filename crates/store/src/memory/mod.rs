@@ -10,6 +10,7 @@
 
 mod conversation;
 mod lease;
+mod lifelines;
 mod log;
 mod mutant;
 mod state;
@@ -21,12 +22,13 @@ use async_trait::async_trait;
 use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Generation, Incarnation, LogId, Seq, Subject};
 use conch_core::time::Timestamp;
 
+use self::lifelines::MemoryLifelines;
 pub use self::mutant::Mutant;
 use self::state::State;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, LogStore, Member, MembershipChange, NewConversation, NodeRow,
-    Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
 /// The store's clock: milliseconds since 1970. It may jump, as a database's clock may.
@@ -39,6 +41,7 @@ const GENERATIONS_PER_RESTORE: u64 = 65_536;
 #[derive(Clone)]
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
+    lifelines: MemoryLifelines,
     clock: StoreClock,
 }
 
@@ -50,7 +53,7 @@ impl MemoryStore {
     /// An empty store in generation 1.
     #[must_use]
     pub fn new(system_id: impl Into<Arc<str>>, clock: StoreClock) -> Self {
-        Self { state: Arc::new(Mutex::new(State::new(system_id.into()))), clock }
+        Self { state: Arc::new(Mutex::new(State::new(system_id.into()))), lifelines: MemoryLifelines::default(), clock }
     }
 
     /// An empty store with one of its guards removed, to show that a check catches it.
@@ -60,6 +63,16 @@ impl MemoryStore {
         let store = Self::new(system_id, clock);
         store.state().mutant = Some(mutant);
         store
+    }
+
+    /// Ends the session that holds a lifeline, as a terminated backend does. False: nobody holds it.
+    pub fn cut_lifeline(&self, key: Lifeline) -> bool {
+        self.lifelines.cut(key)
+    }
+
+    /// Ends every session, as a crash of the database does.
+    pub fn cut_all_lifelines(&self) {
+        self.lifelines.cut_all();
     }
 
     /// What it holds now.
@@ -122,6 +135,20 @@ impl LeaseStore for MemoryStore {
         Ok(self.state().renew(now, me, ttl))
     }
 
+    async fn replace_lifeline(
+        &self,
+        me: Incarnation,
+        ttl: Duration,
+        lifeline: Lifeline,
+    ) -> Result<Option<u64>, StoreError> {
+        let now = self.now();
+        Ok(self.state().replace_lifeline(now, me, ttl, lifeline))
+    }
+
+    fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
+        Some(Arc::new(self.lifelines.clone()))
+    }
+
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
         let now = self.now();
         Ok(self.state().node_rows(now))
@@ -144,6 +171,15 @@ impl LeaseStore for MemoryStore {
     ) -> Result<bool, StoreError> {
         let now = self.now();
         Ok(self.state().declare_expired(now, dead, seen_beat, ttl + margin))
+    }
+
+    async fn declare_process_dead(
+        &self,
+        dead: Incarnation,
+        seen_beat: u64,
+        seen_lifeline: Lifeline,
+    ) -> Result<bool, StoreError> {
+        Ok(!self.lifelines.is_held(seen_lifeline) && self.state().declare_process_dead(dead, seen_beat, seen_lifeline))
     }
 
     async fn expel(&self, dead: Incarnation) -> Result<bool, StoreError> {

@@ -262,6 +262,7 @@ fn node_row(row: &Row<'_>, first: usize, now_ms: i64) -> Result<NodeRow, StoreEr
             node: rows::parse(row, first + 1, "node_lease.node_name")?,
             region: rows::parse(row, first + 2, "node_lease.region")?,
             addr: rows::get(row, first + 3, "node_lease.addr")?,
+            lifeline: None,
         },
         beat: u64::try_from(beat).unwrap_or(0),
         draining: rows::get(row, first + 5, "node_lease.draining")?,

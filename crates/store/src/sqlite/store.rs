@@ -1,5 +1,6 @@
 //! The two traits on the SQLite store: each call is one job of the writer or of a reader.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,8 +10,8 @@ use conch_core::time::Timestamp;
 use super::{SqliteStore, append, conversations, leases, queries};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, LogStore, Member, MembershipChange, NewConversation, NodeRow,
-    Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
 #[async_trait]
@@ -22,6 +23,20 @@ impl LeaseStore for SqliteStore {
 
     async fn renew(&self, me: Incarnation, ttl: Duration) -> Result<Option<u64>, StoreError> {
         self.writer.write(1, move |write| leases::renew(write, me, ttl)).await
+    }
+
+    async fn replace_lifeline(
+        &self,
+        me: Incarnation,
+        ttl: Duration,
+        _lifeline: Lifeline,
+    ) -> Result<Option<u64>, StoreError> {
+        self.renew(me, ttl).await
+    }
+
+    /// None: the directory's lock is the evidence of life, and a successor looks at it before it opens the store.
+    fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
+        None
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
@@ -44,6 +59,16 @@ impl LeaseStore for SqliteStore {
         margin: Duration,
     ) -> Result<bool, StoreError> {
         self.writer.write(1, move |write| leases::declare_expired(write, dead, seen_beat, ttl, margin)).await
+    }
+
+    /// Never: while this store is open, nobody else can have been registered and have died.
+    async fn declare_process_dead(
+        &self,
+        _dead: Incarnation,
+        _seen_beat: u64,
+        _seen_lifeline: Lifeline,
+    ) -> Result<bool, StoreError> {
+        Ok(false)
     }
 
     async fn expel(&self, dead: Incarnation) -> Result<bool, StoreError> {

@@ -26,7 +26,7 @@ pub(crate) fn conversation() -> ConvRef {
 
 pub(crate) fn registration(incarnation: Incarnation) -> Registration {
     let (node, region) = ("n".parse().expect("valid"), "north".parse().expect("valid"));
-    Registration { incarnation, node, region, addr: String::new() }
+    Registration { incarnation, node, region, addr: String::new(), lifeline: None }
 }
 
 /// Registers [`ME`] and creates the conversation.

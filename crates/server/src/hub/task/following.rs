@@ -14,13 +14,15 @@ impl Hub {
     /// The stream ended: the owner is one no longer, or this hub was too slow for it.
     pub(super) fn lost(&mut self) {
         self.follow = None;
+        self.reports = None;
+        self.shared.router.forget(&self.conversation);
         let pause = RETRY.0 + self.shared.node.seams.jitter(RETRY.1);
         self.seek(pause);
     }
 
     pub(super) async fn followed(&mut self, follow: Follow) {
         self.seeking = None;
-        let Follow { epoch, log, position, snapshot, frames, .. } = follow;
+        let Follow { epoch, log, position, snapshot, frames, reports, .. } = follow;
         self.heard = self.shared.node.seams.now();
         let known = self.at.take();
         let address = Address::conversation(&self.conversation.id, log);
@@ -40,6 +42,7 @@ impl Hub {
             None => self.at = Some(Position { address, epoch, seq: position }),
         }
         self.follow = Some(frames);
+        self.reports = Some(reports);
         if let Some(snapshot) = snapshot {
             self.live_event(&snapshot);
         }

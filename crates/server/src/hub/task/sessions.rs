@@ -14,7 +14,12 @@ impl Hub {
                 }
             }
             Command::Attach { id, position, answer } => drop(answer.send(self.attach(id, position))),
-            Command::Typing { sub, name } => self.live_event(&LiveEvent::Typing { sender: sub, name }),
+            // The owner shows it to every gateway, this one too.
+            Command::Typing { sub, name } => {
+                if let Some(reports) = &self.reports {
+                    reports.send(FollowerReport::Typing { sub, name });
+                }
+            }
             Command::Presence { answer } => drop(answer.send(self.presence_json())),
             Command::Expel { sub, reason } => self.expel(&sub, &reason),
         }

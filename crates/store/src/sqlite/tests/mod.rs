@@ -73,6 +73,7 @@ impl Bench {
             node: "n1".parse().expect("valid"),
             region: "eu".parse().expect("valid"),
             addr: String::new(),
+            lifeline: None,
         };
         self.store().register(&registration, TTL).await.expect("registers");
         registration.incarnation

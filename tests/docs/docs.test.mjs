@@ -118,11 +118,11 @@ test('every test that a page names exists', () => {
 });
 
 test('every mutant that a page names exists', () => {
-  const declared = read('crates/store/src/memory/mutant.rs');
+  const declared = { Mutant: read('crates/store/src/memory/mutant.rs'), Flaw: read('crates/sim/src/model/scope.rs') };
   const missing = [];
   for (const page of pages) {
-    for (const [, name] of read(page).matchAll(/`Mutant::(\w+)`/g)) {
-      if (!new RegExp(`^ {4}${name},$`, 'm').test(declared)) missing.push(`${page}: ${name}`);
+    for (const [, kind, name] of read(page).matchAll(/`(Mutant|Flaw)::(\w+)`/g)) {
+      if (!new RegExp(`^ +${name},$`, 'm').test(declared[kind])) missing.push(`${page}: ${kind}::${name}`);
     }
   }
   assert.deepEqual(missing, []);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Subject};
+use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Incarnation, Subject};
 use conch_core::record::RecordKind;
 use conch_server::auth::grants::Permission;
 
@@ -42,6 +42,10 @@ pub(crate) enum Command {
     Conversations(ConversationsArgs),
     /// List, add or remove a conversation's members.
     Members(MembersArgs),
+    /// List the nodes, as the server sees them.
+    Nodes(NodesArgs),
+    /// Declare a node's process dead, which is known for certain: directly in the store, without a server.
+    Expel(ExpelArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
     /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
@@ -250,6 +254,21 @@ pub(crate) struct ConversationsArgs {
     pub(crate) limit: u16,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodesArgs {
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExpelArgs {
+    /// Which registration, as `conch nodes` and the node's log show it. It is final: the process must not be running.
+    #[arg(value_parser = crate::commands::nodes::parse_incarnation)]
+    pub(crate) incarnation: Incarnation,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,10 @@
 
 pub mod body;
 pub mod conversation;
+pub mod death;
+pub mod due;
+pub mod head;
+pub mod heart;
 pub mod history;
 pub mod ids;
 pub mod invariant;

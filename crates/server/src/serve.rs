@@ -17,8 +17,10 @@ use crate::auth::secret::{Mode, NotLoopback, SecretError, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
+use crate::cluster::nodes::Nodes;
 use crate::config::{Config, StoreUrl};
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
 use crate::link::notices::Notices;
@@ -27,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
-use crate::router::{Parts, PeerView, Router};
+use crate::router::{Parts, Router};
 use crate::runtime;
 use crate::turn::agents::InvalidAgents;
 
@@ -133,20 +135,21 @@ pub async fn run(
         validity: Validity::default(),
         limits: config.owner_limits(),
         metrics,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
     });
     let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
     let people = People::new(Arc::clone(&node));
     let link: Arc<dyn Link> = Arc::new(NoLink);
-    let peers: PeerView = Arc::new(Vec::new);
-    let notices = Notices::start(Arc::clone(&node), Arc::clone(&link), Arc::clone(&peers));
+    let notices = Notices::start(Arc::clone(&node), Arc::clone(&link));
     let publishing = (people.clone(), notices.clone());
     let on_published = Arc::new(move |conversation: &_, seq| {
         publishing.0.published(conversation);
         publishing.1.published(conversation, seq);
     });
-    let router = Router::start(Arc::clone(&node), Parts { agents: Arc::clone(&agents), on_published, link, peers });
-    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
+    let router = Router::start(Arc::clone(&node), Parts { agents: Arc::clone(&agents), on_published, link });
+    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone(), None));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),

@@ -12,8 +12,10 @@ use conch_store::{NewConversation, Store};
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
 use crate::auth::token::TokenKey;
+use crate::cluster::nodes::Nodes;
 use crate::config::Config;
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway};
 use crate::hub::Hubs;
 use crate::link::NoLink;
@@ -38,6 +40,8 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         name: config.node.clone(),
         region: config.region.clone(),
         store,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
         timing: config.lease.timing(),
         validity: Validity::default(),
@@ -96,12 +100,8 @@ pub(crate) async fn hit(node: &Node, queue: &str) {
 
 /// A router of a node.
 pub(crate) fn router(node: &Arc<Node>) -> Router {
-    let parts = Parts {
-        agents: Arc::new(Agents::default()),
-        on_published: Arc::new(|_, _| {}),
-        link: Arc::new(NoLink),
-        peers: Arc::new(Vec::new),
-    };
+    let parts =
+        Parts { agents: Arc::new(Agents::default()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
     Router::start(Arc::clone(node), parts)
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
     Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         people: People::new(Arc::clone(&node)),
-        notices: Notices::start(Arc::clone(&node), Arc::new(NoLink), Arc::new(Vec::new)),
+        notices: Notices::start(Arc::clone(&node), Arc::new(NoLink)),
         cursors: Cursors::start(Arc::clone(&node)),
         router,
         agents: Arc::new(Agents::default()),

@@ -99,6 +99,32 @@ fn every_command_prints_json_lines_and_the_documented_code() {
 }
 
 #[test]
+fn nodes_are_listed_and_a_dead_one_can_be_expelled() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let node = home.start();
+    let listed = until("the node to have seen itself", || {
+        let done = home.run(&["nodes"]);
+        assert_eq!(done.code, 0, "{done:?}");
+        done.lines().first().cloned()
+    });
+    assert_eq!((&listed["name"], &listed["owned"], &listed["draining"]), (&"conch-1".into(), &0.into(), &false.into()));
+    let incarnation = listed["incarnation"].as_str().expect("a UUID").to_owned();
+    let store = home.store();
+    let expel = |incarnation: &str| home.run(&["expel", incarnation, "--store", &store]);
+    let refused = expel(&incarnation);
+    assert_eq!(refused.code, 1, "its process lives and holds the directory: {refused:?}");
+    assert_eq!(expel("not-a-uuid").code, 2);
+    drop(node);
+    let expelled = expel(&incarnation);
+    assert_eq!(
+        (expelled.code, &expelled.line()["expelled"]),
+        (0, &false.into()),
+        "the lock had proved it: {expelled:?}"
+    );
+}
+
+#[test]
 fn a_second_process_on_the_directory_is_refused_and_names_the_holder() {
     let scratch = tempfile::tempdir().expect("a directory");
     let home = Home::new(scratch.path());

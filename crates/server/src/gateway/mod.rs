@@ -15,6 +15,7 @@ mod input;
 mod listener;
 mod members;
 mod messages;
+mod nodes;
 mod operations;
 mod socket;
 mod stall;
@@ -66,6 +67,8 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/conversations/{id}/messages", &["GET", "POST"]),
     ("/v1/conversations/{id}/presence", &["GET"]),
     ("/v1/conversations/{id}/stream", &["GET"]),
+    ("/v1/nodes", &["GET"]),
+    ("/v1/nodes/events", &["GET"]),
     ("/v1/stream", &["GET"]),
     ("/v1/openapi.json", &["GET"]),
     ("/dev/login", &["POST"]),
@@ -351,6 +354,8 @@ impl Gateway {
             .route("/v1/conversations/{id}/messages", post(messages::send).get(messages::history))
             .route("/v1/conversations/{id}/presence", get(members::presence))
             .route("/v1/conversations/{id}/stream", get(streams::conversation))
+            .route("/v1/nodes", get(nodes::list))
+            .route("/v1/nodes/events", get(nodes::events))
             .route("/v1/stream", get(streams::personal))
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))

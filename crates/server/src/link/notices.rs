@@ -13,7 +13,6 @@ use tokio::sync::Notify;
 use super::{Link, Notice, Peer};
 use crate::metrics::Queue;
 use crate::node::Node;
-use crate::router::PeerView;
 
 /// How long notices of published records gather.
 pub const WINDOW: Duration = Duration::from_millis(50);
@@ -29,7 +28,6 @@ pub struct Notices {
 struct Shared {
     node: Arc<Node>,
     link: Arc<dyn Link>,
-    peers: PeerView,
     published: Mutex<BTreeMap<ConvKey, (ConvRef, Seq)>>,
     wake: Notify,
 }
@@ -37,8 +35,8 @@ struct Shared {
 impl Notices {
     /// Notices of a node, and the task that sends the gathered ones.
     #[must_use]
-    pub fn start(node: Arc<Node>, link: Arc<dyn Link>, peers: PeerView) -> Self {
-        let shared = Shared { node, link, peers, published: Mutex::default(), wake: Notify::new() };
+    pub fn start(node: Arc<Node>, link: Arc<dyn Link>) -> Self {
+        let shared = Shared { node, link, published: Mutex::default(), wake: Notify::new() };
         let notices = Self { shared: Arc::new(shared) };
         notices.shared.node.seams.spawn("notices", notices.clone().send_gathered());
         notices
@@ -70,11 +68,8 @@ impl Notices {
     }
 
     fn peers(&self) -> Vec<Peer> {
-        let me = self.shared.node.me;
-        let rows = (self.shared.peers)();
-        let others = rows.into_iter().map(|row| row.registration);
-        let reachable = others.filter(|other| other.incarnation != me && !other.addr.is_empty());
-        reachable.map(|other| Peer { incarnation: other.incarnation, addr: other.addr }).collect()
+        let node = &self.shared.node;
+        node.nodes.peers(node.me, node.seams.now())
     }
 
     async fn send_gathered(self) {

@@ -25,6 +25,7 @@ use super::{
     Charge, Command, End, Facts, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Patience, Published, Reply,
     Reports, Tenure, moved,
 };
+use crate::events::Event;
 use crate::frame::{Address, Frame};
 use crate::link::Handed;
 use crate::metrics::{EndedTurn, Queue};
@@ -282,6 +283,8 @@ impl Owner {
             }
             AppendOutcome::Fenced => {
                 self.charge.node.metrics.fenced_writes.inc();
+                let (conversation, epoch) = (self.charge.tenure.conversation.id.clone(), self.sequencer.epoch());
+                self.charge.node.events.record(Event::Fenced { conversation, epoch });
                 tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was fenced");
                 Input::Ended(moved())
             }

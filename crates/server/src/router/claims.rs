@@ -5,6 +5,7 @@ use conch_core::placement::{self, Candidate, Intake, Placement, Wish};
 use conch_store::{ClaimOutcome, ConversationInfo, NodeRow, Resolution};
 
 use super::*;
+use crate::events::{Event, WhyClaimed};
 
 /// What came of settling an entry.
 enum Settled {
@@ -126,13 +127,13 @@ impl Router {
 
     /// The other nodes that live, as they were last seen, and can be reached over a link.
     pub(super) fn peer_rows(&self, avoid: Option<Incarnation>) -> Vec<NodeRow> {
-        let me = self.shared.node.me;
-        let mut rows = (self.shared.peers)();
-        rows.retain(|row| {
+        let node = &self.shared.node;
+        let view = node.nodes.view();
+        let others = view.live(node.seams.now()).filter(|row| {
             let who = row.registration.incarnation;
-            who != me && Some(who) != avoid && row.expires_in_ms > 0 && !row.registration.addr.is_empty()
+            who != node.me && Some(who) != avoid && !row.registration.addr.is_empty()
         });
-        rows
+        others.cloned().collect()
     }
 
     /// The four cases of a claim; see docs/ARCHITECTURE.md, "Ownership".
@@ -157,9 +158,21 @@ impl Router {
             Ok(ClaimOutcome::Lost) => metrics::ClaimOutcome::Lost,
             Err(_) => metrics::ClaimOutcome::Failed,
         });
+        let id = conversation.id.clone();
         match outcome {
-            Ok(ClaimOutcome::Won(armed)) => Ok(armed),
-            Ok(ClaimOutcome::Lost) => Err(moved()),
+            Ok(ClaimOutcome::Won(armed)) => {
+                let why = match request.seen_owner {
+                    None => WhyClaimed::Unowned,
+                    Some(owner) if owner == node.me => WhyClaimed::Lost,
+                    Some(_) => WhyClaimed::OwnerDied,
+                };
+                node.events.record(Event::ClaimWon { conversation: id, epoch: armed.epoch, why });
+                Ok(armed)
+            }
+            Ok(ClaimOutcome::Lost) => {
+                node.events.record(Event::ClaimLost { conversation: id });
+                Err(moved())
+            }
             // Whether it was applied is found out by the next resolve: "mine, without a task".
             Err(error) if error.is_ambiguous() => Err(moved()),
             Err(error) => Err(store_refusal(&error)),

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 
 use super::*;
+use crate::events::{Event, WhyReleased};
 use crate::link::Handed;
 use crate::owner::Patience;
 
@@ -130,6 +131,8 @@ impl Router {
     async fn tell_of(&self, peer: &Peer, handed: Handed) {
         self.shared.node.metrics.handed_off.inc();
         let conversation = handed.conversation.clone();
+        let (epoch, to) = (handed.epoch, peer.incarnation);
+        self.shared.node.events.record(Event::HandedOff { conversation: conversation.clone(), epoch, to });
         let told = self.shared.link.ask(peer, Request::HandOff(handed), PEER_ANSWERS).await;
         if let Err(error) = told {
             // The store says whose it is: the peer finds it when somebody asks for it.
@@ -214,7 +217,7 @@ impl Router {
             }
         }
         let hibernating = self.table().take_hibernating(usize::MAX, |_| true);
-        join_all(hibernating.iter().map(|(tenure, _settled)| self.release(tenure))).await;
+        join_all(hibernating.iter().map(|(tenure, _settled)| self.release(tenure, WhyReleased::Draining))).await;
     }
 
     /// What a shutdown still waits for.

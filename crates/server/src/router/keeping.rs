@@ -2,6 +2,7 @@
 //! what it holds.
 
 use super::*;
+use crate::events::{Event, WhyReleased};
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ impl Router {
             let release_after = self.shared.node.limits.release_after;
             let due = self.table().take_hibernating(usize::MAX, |since| now.since(since) >= release_after);
             for (tenure, settled) in due {
-                self.release(&tenure).await;
+                self.release(&tenure, WhyReleased::Idle).await;
                 self.drop_entry(&tenure.conversation);
                 drop(settled);
             }
@@ -77,11 +78,17 @@ impl Router {
         self.count_owned(&table);
     }
 
-    pub(super) async fn release(&self, tenure: &Tenure) {
+    pub(super) async fn release(&self, tenure: &Tenure, why: WhyReleased) {
         let Tenure { conversation, reign, .. } = tenure;
         let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.shared.node.me };
-        if let Err(error) = self.shared.node.store.release(&held, reign.first_seq).await {
-            tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released");
+        match self.shared.node.store.release(&held, reign.first_seq).await {
+            Ok(_) => {
+                let event = Event::Released { conversation: conversation.id.clone(), epoch: reign.epoch, why };
+                self.shared.node.events.record(event);
+            }
+            Err(error) => {
+                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
+            }
         }
     }
 
@@ -117,6 +124,7 @@ impl Router {
             // The entry stays, and so does the watchdog.
             return tracing::warn!(conversation = %conversation.id, %epoch, %error, "a wedged owner was not released");
         }
+        node.events.record(Event::Released { conversation: conversation.id.clone(), epoch, why: WhyReleased::Wedged });
         self.ended(conversation, epoch, End::Gone);
     }
 }

@@ -23,7 +23,7 @@ use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
 use conch_core::time::Monotonic;
-use conch_store::{Armed, ClaimRequest, Held, NodeRow};
+use conch_store::{Armed, ClaimRequest, Held};
 use tokio::sync::{Semaphore, watch};
 
 use self::table::{Entry, Lookup, Stage, Table};
@@ -38,9 +38,6 @@ use crate::turn::agents::Agents;
 /// How long an owner elsewhere may take to hear of its agent.
 const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
 
-/// The rows of the cluster's nodes, as they were last seen.
-pub type PeerView = Arc<dyn Fn() -> Vec<NodeRow> + Send + Sync>;
-
 /// What a router needs besides its node.
 pub struct Parts {
     /// Who answers in sessions.
@@ -49,8 +46,6 @@ pub struct Parts {
     pub on_published: OnPublished,
     /// The way to other nodes.
     pub link: Arc<dyn Link>,
-    /// The other nodes.
-    pub peers: PeerView,
 }
 
 /// See the module's description. Cheap to clone.
@@ -67,7 +62,6 @@ struct Shared {
     agents: Arc<Agents>,
     on_published: OnPublished,
     link: Arc<dyn Link>,
-    peers: PeerView,
 }
 
 /// Where a conversation is owned, or should be.
@@ -94,9 +88,8 @@ impl Router {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
         let table = Mutex::new(Table::default());
-        let Parts { agents, on_published, link, peers } = parts;
-        let router =
-            Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published, link, peers }) };
+        let Parts { agents, on_published, link } = parts;
+        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published, link }) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
         seams.spawn("watchdog", router.clone().watch());

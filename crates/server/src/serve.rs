@@ -87,6 +87,15 @@ pub struct Started {
     pub mode: Mode,
 }
 
+/// How a node ended that was told to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Everything that was begun is finished, and every lease released.
+    InOrder,
+    /// The time for that ran out; what is left is left to the fence.
+    OutOfTime,
+}
+
 /// Runs a node until `stop` completes, or its lease is lost. `started` is called once the node is ready.
 ///
 /// # Errors
@@ -95,7 +104,7 @@ pub async fn run(
     config: Config,
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+) -> Result<Ended, ServeError> {
     let StoreUrl::Sqlite(directory) = config.store.clone();
     let agents = Arc::new(config.agents()?);
     let key = SigningKey::load(config.auth.configured(), &directory, fresh_secret)?;
@@ -170,8 +179,7 @@ pub async fn run(
         }
         LeaseState::Held => {
             readiness.advance(ReadinessState::Draining);
-            shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
-            Ok(())
+            Ok(shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await)
         }
     };
     // The heart beats until everything is released.
@@ -194,7 +202,7 @@ async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receive
     }
 }
 
-async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) {
+async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) -> Ended {
     gateway.shut_down();
     let in_order = async {
         router.shut_down().await;
@@ -205,7 +213,9 @@ async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: 
     };
     if tokio::time::timeout(limit, in_order).await.is_err() {
         tracing::warn!(limit_ms = limit.as_millis(), "the shutdown took too long; what is left is left to the fence");
+        return Ended::OutOfTime;
     }
+    Ended::InOrder
 }
 
 /// Opens the store. A predecessor that was killed a moment ago may still be on its way out, so a directory in use is tried

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
-use conch_store::Store;
+use conch_core::body::Body;
+use conch_core::conversation::{ConversationKind, Settings};
+use conch_core::ids::{ConvRef, ConversationId};
+use conch_core::record::{Draft, RecordKind};
 use conch_store::memory::MemoryStore;
+use conch_store::{NewConversation, Store};
 
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
@@ -44,6 +48,54 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         limits: config.owner_limits(),
         metrics: Arc::new(Metrics::new()),
     })
+}
+
+/// A new channel in a node's store.
+pub(crate) async fn channel(node: &Node, id: &str) -> ConvRef {
+    create(node, id, ConversationKind::Channel).await
+}
+
+/// A new conversation in a node's store; a session is with the demo agent.
+pub(crate) async fn create(node: &Node, id: &str, kind: ConversationKind) -> ConvRef {
+    let conversation = ConvRef::from(id.parse::<ConversationId>().expect("valid"));
+    let new = NewConversation {
+        conversation: conversation.clone(),
+        kind,
+        regions: Vec::new(),
+        home: node.region.clone(),
+        title: None,
+        agent: (kind == ConversationKind::Session).then(|| "demo".parse().expect("valid")),
+        settings: Settings::default(),
+        creator: "alice".parse().expect("valid"),
+        members: Vec::new(),
+    };
+    node.store.create_conversation(&new).await.expect("created");
+    conversation
+}
+
+/// A message of alice's.
+pub(crate) fn message(key: &str) -> Draft {
+    let body = Body::of(&serde_json::json!({"text": "hi"}));
+    Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
+}
+
+/// How often a limit was hit, as the metrics say.
+pub(crate) fn hits(node: &Node, queue: &str) -> u64 {
+    let page = node.metrics.encode("").1;
+    let name = format!("conch_limit_hits_total{{queue=\"{queue}\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&name)).expect("every queue is there");
+    value.parse().expect("a number")
+}
+
+/// Lets the other tasks run until a limit was hit, or for long enough to say that it is not.
+pub(crate) async fn hit(node: &Node, queue: &str) {
+    for _ in 0..10_000 {
+        if hits(node, queue) > 0 {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("the limit {queue} was not hit");
 }
 
 /// A router of a node.

@@ -61,7 +61,13 @@ fn every_command_prints_json_lines_and_the_documented_code() {
     let _node = home.start();
     let created = home.run(&["create", "room", "--title", "The room", "--member", "bob"]);
     assert_eq!((created.code, created.line()["id"].as_str()), (0, Some("room")), "{created:?}");
-    assert_eq!(home.run(&["create", "room"]).code, 0, "again is no mistake");
+    let again = home.run(&["create", "room", "--title", "The room"]);
+    assert_eq!((again.code, again.stderr.as_str()), (0, ""), "again is no mistake: {again:?}");
+    let otherwise = home.run(&["create", "room", "--title", "Another", "--member", "carol"]);
+    assert_eq!((otherwise.code, &otherwise.line()["title"]), (0, &"The room".into()), "{otherwise:?}");
+    let warnings: Vec<&str> = otherwise.stderr.lines().collect();
+    assert_eq!(warnings.len(), 2, "{otherwise:?}");
+    assert!(warnings[0].contains("--title has no effect") && warnings[1].contains("--member has no effect"));
     let other_kind = home.run(&["create", "room", "--kind", "session", "--agent", "demo"]);
     assert_eq!(other_kind.code, 3, "{other_kind:?}");
 

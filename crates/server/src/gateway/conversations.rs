@@ -191,12 +191,24 @@ pub(super) struct PatchRequest {
     /// Absent: as it is; null: none.
     #[serde(default, deserialize_with = "some_option")]
     title: Option<Option<String>>,
-    agent: Option<AgentName>,
-    settings: Option<Settings>,
+    /// Absent: as it is. There is no other way to leave it out: a session always has an agent, and settings.
+    #[serde(default, deserialize_with = "some_option")]
+    agent: Option<Option<AgentName>>,
+    #[serde(default, deserialize_with = "some_option")]
+    settings: Option<Option<Settings>>,
 }
 
-fn some_option<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+/// Tells what is null from what is not there.
+fn some_option<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
+}
+
+/// A value that may be left out, but not taken away.
+fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, Refusal> {
+    let refuse = || Refusal::new(Code::UnprocessableRequest, format!("{field}: may be left out, but not be null"));
+    value.map(|value| value.ok_or_else(refuse)).transpose()
 }
 
 pub(super) async fn patch(
@@ -208,6 +220,7 @@ pub(super) async fn patch(
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Admin, &conversation).await?;
     let PatchRequest { title, agent, settings } = request;
+    let (agent, settings) = (not_null("agent", agent)?, not_null("settings", settings)?);
     check_title(title.as_ref().and_then(|title| title.as_deref()))?;
     if let Some(settings) = &settings {
         settings.check()?;

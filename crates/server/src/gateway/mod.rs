@@ -20,6 +20,7 @@ mod operations;
 mod socket;
 mod stall;
 mod streams;
+mod unread;
 
 #[cfg(test)]
 mod limits_tests;

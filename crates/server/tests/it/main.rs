@@ -7,6 +7,7 @@ mod bad_input;
 mod conversations;
 mod events;
 mod link;
+mod limits;
 mod members;
 mod messages;
 mod operations;

@@ -277,7 +277,7 @@ section! {
         handshakes: usize = 64, Range(1, 10_000);
         /// Milliseconds within which a connection is made and both sides have proved themselves.
         hello_timeout_ms: u64 = 2_000, Range(50, MINUTE_MS);
-        /// Milliseconds of a node's silence after which its connection is dropped; it is asked for a sign of life at a third of it.
+        /// Milliseconds of a node's silence after which its connection is dropped; it is asked for a sign of life at a quarter of it.
         silence_ms: u64 = 3_000, Range(100, MINUTE_MS);
     }
 }

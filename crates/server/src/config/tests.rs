@@ -234,6 +234,12 @@ fn the_fields_are_exactly_the_configuration() {
     let mut config = Config::default();
     config.auth.secret = Some(Secret::new([1; 32]));
     config.auth.secret_file = Some("x".into());
+    config.link_listen = Some("127.0.0.1:4002".parse().expect("an address"));
+    config.link_advertise = Some("node-1:4002".parse().expect("an address"));
+    config.link.secret = Some(Secret::new([1; 32]));
+    for file in [&mut config.link.tls_cert, &mut config.link.tls_key, &mut config.link.tls_ca] {
+        *file = Some("x".into());
+    }
     leaves(&toml::Table::try_from(config).expect("serialises"), "", &mut found);
     let declared: BTreeSet<String> = fields().map(|field| field.key.replace("NAME", "demo")).collect();
     assert_eq!(found, declared);

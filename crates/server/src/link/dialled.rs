@@ -18,15 +18,12 @@ use tokio::time::MissedTickBehavior;
 
 use super::LinkError;
 use super::handshake::Met;
-use super::inbox::{Broken, Inbox};
+use super::inbox::{Broken, Inbox, LOOKS_PER_SILENCE};
 use super::outbox::{NotQueued, Outbox};
 use super::settings::LinkSettings;
 use super::stream::{Arrived, Arriving, StreamEnd, run};
 use crate::metrics::Queue;
 use crate::owner::{Follow, Reports};
-
-/// Pings in the time after which a silent peer is given up.
-const PINGS_PER_SILENCE: u32 = 3;
 
 type Outcome = Result<Response, LinkError>;
 type Opening = Result<Result<(Opened, Arriving), Refusal>, LinkError>;
@@ -141,16 +138,15 @@ impl Dialled {
 
     async fn read(self: &Arc<Self>, inbox: &mut Inbox) -> Broken {
         let silence = self.settings.limits.silence;
-        let mut pings = tokio::time::interval(silence / PINGS_PER_SILENCE);
+        let mut pings = tokio::time::interval(silence / LOOKS_PER_SILENCE);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // Both branches are cancel safe.
             tokio::select! {
                 biased;
                 _ = pings.tick() => {
-                    let quiet = inbox.last().elapsed();
-                    if quiet >= silence {
-                        return Broken::Silent(quiet.as_millis());
+                    if let Err(broken) = inbox.look() {
+                        return broken;
                     }
                     if self.outbox.push_control(|out| Frame::Ping.encode(out)).is_err() {
                         return Broken::Stalled;

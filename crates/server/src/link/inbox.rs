@@ -15,6 +15,9 @@ use crate::metrics::Metrics;
 /// Room for one read.
 const READ_BYTES: usize = 32 * 1024;
 
+/// Looks at a connection in the time after which a silent peer is given up.
+pub(super) const LOOKS_PER_SILENCE: u32 = 4;
+
 /// Why a connection is over.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
@@ -57,12 +60,16 @@ pub(super) struct Inbox {
     received: BytesMut,
     limit: usize,
     last: Instant,
+    /// Whether anything arrived since the last look.
+    heard: bool,
+    /// Looks in a row at which nothing had arrived.
+    quiet: u32,
     metrics: Arc<Metrics>,
 }
 
 impl Inbox {
     pub(super) fn new(from: ReadHalf, limit: usize, metrics: Arc<Metrics>) -> Self {
-        Self { from, received: BytesMut::new(), limit, last: Instant::now(), metrics }
+        Self { from, received: BytesMut::new(), limit, last: Instant::now(), heard: true, quiet: 0, metrics }
     }
 
     /// From now on frames may be this long.
@@ -70,9 +77,18 @@ impl Inbox {
         self.limit = bytes;
     }
 
-    /// When something last arrived.
-    pub(super) fn last(&self) -> Instant {
-        self.last
+    /// Looks whether the peer is still there. Looks are counted, and not the time alone, because after a pause of this
+    /// process what arrived meanwhile is still to be read.
+    ///
+    /// # Errors
+    /// When nothing arrived between one look and the next too often in a row.
+    pub(super) fn look(&mut self) -> Result<(), Broken> {
+        if std::mem::take(&mut self.heard) {
+            self.quiet = 0;
+            return Ok(());
+        }
+        self.quiet += 1;
+        if self.quiet < LOOKS_PER_SILENCE - 1 { Ok(()) } else { Err(Broken::Silent(self.last.elapsed().as_millis())) }
     }
 
     /// The next frame and its bytes on the wire. Cancel safe: what was read stays.
@@ -88,6 +104,7 @@ impl Inbox {
                 return Err(Broken::Closed);
             }
             self.last = Instant::now();
+            self.heard = true;
             self.metrics.link_received.inc_by(count as u64);
         }
     }

@@ -18,14 +18,11 @@ use tokio::time::MissedTickBehavior;
 use super::Service;
 use super::credit::Credit;
 use super::handshake::Met;
-use super::inbox::{Broken, Inbox};
+use super::inbox::{Broken, Inbox, LOOKS_PER_SILENCE};
 use super::outbox::{NotQueued, Outbox, Queued};
 use super::settings::LinkSettings;
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, Reports};
-
-/// How often silence is looked at in the time that it may last.
-const LOOKS_PER_SILENCE: u32 = 3;
 
 struct Stream {
     credit: Arc<Credit>,
@@ -105,9 +102,8 @@ impl Served {
             tokio::select! {
                 biased;
                 _ = looks.tick() => {
-                    let quiet = inbox.last().elapsed();
-                    if quiet >= silence {
-                        return Broken::Silent(quiet.as_millis());
+                    if let Err(broken) = inbox.look() {
+                        return broken;
                     }
                 }
                 next = inbox.next() => {

@@ -73,7 +73,7 @@ pub struct LinkLimits {
     pub handshakes: usize,
     /// How long a connection may take to be made and both sides to prove themselves.
     pub hello: Duration,
-    /// How long a peer may be silent before its connection is dropped; asked after at a third of it.
+    /// How long a peer may be silent before its connection is dropped; asked after at a quarter of it.
     pub silence: Duration,
 }
 

@@ -35,8 +35,7 @@ async fn assert_records(follow: &mut Follow, seqs: std::ops::RangeInclusive<u64>
         let Some(FollowFrame::Record(got)) = next(follow).await else { panic!("record {seq} is missing") };
         let FollowFrame::Record(sent) = record(seq) else { unreachable!("a record") };
         assert_eq!((got.prev, &got.record), (sent.prev, &sent.record));
-        assert_eq!(got.frame.websocket(), sent.frame.websocket(), "viewers here see what viewers there see");
-        assert_eq!(got.frame.event_stream(), sent.frame.event_stream());
+        assert_eq!(got.frame.event_stream(), sent.frame.event_stream(), "viewers here see what viewers there see");
     }
 }
 
@@ -48,6 +47,9 @@ async fn frames_come_in_order_with_reports_going_up() {
     let mut follow = link.follow(&node.peer(), &conversation("c"), LONG).await.expect("reached").expect("owned");
     assert_eq!((follow.epoch, follow.incarnation, follow.position), (Epoch(3), OWNER, Seq(5)));
     assert_eq!(follow.log, LogId::new("s", Generation(1)));
+    follow.reports.send(FollowerReport::Sessions(4));
+    let report = tokio::time::timeout(LONG, node.reports.recv()).await.expect("soon enough");
+    assert_eq!(report, Some(FollowerReport::Sessions(4)));
     let typing = LiveEvent::Typing { sender: "bob".parse().expect("valid"), name: Some("Bob".into()) };
     let sending = tokio::spawn({
         let typing = Arc::new(typing.clone());
@@ -62,8 +64,6 @@ async fn frames_come_in_order_with_reports_going_up() {
     assert_records(&mut follow, 6..=2_000).await;
     assert!(matches!(next(&mut follow).await, Some(FollowFrame::Live(event)) if *event == typing));
     assert!(matches!(next(&mut follow).await, Some(FollowFrame::Position(Seq(2_000)))));
-    follow.reports.send(FollowerReport::Sessions(4));
-    assert_eq!(node.reports.recv().await, Some(FollowerReport::Sessions(4)));
     sending.await.expect("no panic");
     assert!(next(&mut follow).await.is_none(), "the owner ended it");
     node.stop().await;
@@ -94,7 +94,7 @@ async fn a_follow_that_is_given_up_leaves_no_stream() {
     let to = node.owns("held", 8);
     let link = asker(quick());
     let late = link.follow(&node.peer(), &conversation("held"), Duration::from_millis(50)).await.map(drop);
-    assert_eq!(late, Err(LinkError::Ambiguous("no stream within 50 ms".to_owned())));
+    assert!(matches!(&late, Err(LinkError::Ambiguous(why)) if why.contains("no stream within")), "{late:?}");
     node.service.release.add_permits(1);
     // Whether the owner had attached it or not: its end is free again, or was never taken.
     let again = node.owns("c", 8);

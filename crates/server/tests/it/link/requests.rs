@@ -37,7 +37,7 @@ async fn an_answer_that_takes_too_long_is_of_unknown_outcome_and_harms_no_other(
     let node = Node::usual().await;
     let link = asker(quick());
     let late = link.ask(&node.peer(), sessions("held"), Duration::from_millis(50)).await;
-    assert_eq!(late, Err(LinkError::Ambiguous("no answer within 50 ms".to_owned())));
+    assert!(matches!(&late, Err(LinkError::Ambiguous(why)) if why.contains("no answer within")), "{late:?}");
     node.service.release.add_permits(1);
     assert_eq!(link.ask(&node.peer(), sessions("1"), LONG).await, Ok(connected(1)));
     node.stop().await;

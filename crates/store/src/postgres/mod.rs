@@ -27,6 +27,7 @@ mod store;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod url;
 mod verify;
 

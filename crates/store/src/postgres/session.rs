@@ -75,6 +75,10 @@ impl Dialer {
                     let (client, connection) = config.connect(NoTls).await?;
                     Ok(Session::start(client, connection))
                 }
+                Encryption::Tls(connector) => {
+                    let (client, connection) = config.connect(connector.clone()).await?;
+                    Ok(Session::start(client, connection))
+                }
             }
         });
         dialled.await.unwrap_or(Err(CallError::TimedOut(DIAL_LIMIT)))

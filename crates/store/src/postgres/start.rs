@@ -176,10 +176,15 @@ async fn first(session: &Session, place: &str, sql: &'static str) -> Result<toki
 }
 
 pub(super) fn failed(place: &str, error: CallError) -> OpenError {
-    if let CallError::Postgres(error) = &error
-        && error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE)
-    {
-        return OpenError::Rights { detail: text_of(error) };
+    if let CallError::Postgres(error) = &error {
+        let code = error.code();
+        if code == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            return OpenError::Rights { detail: text_of(error) };
+        }
+        // A statement was prepared in one server process and looked for, or prepared again, in another.
+        if code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) || code == Some(&SqlState::DUPLICATE_PSTATEMENT) {
+            return OpenError::Pooler { evidence: text_of(error) };
+        }
     }
     OpenError::Failed { place: place.to_owned(), detail: error.of_read().to_string() }
 }

@@ -1,7 +1,7 @@
 //! A real PostgreSQL server for tests: made in a temporary directory, reached over a Unix socket, gone with the test process.
 //!
 //! Invariants: the server ends when the process that started it does, however that ends: its supervisor watches a pipe
-//! that only this process holds. Nothing else is ended, and no port is opened. What is missing is said by a panic; no test
+//! that only this process holds. Nothing else is ended, and no port is opened but the loopback one of a test of encryption. What is missing is said by a panic; no test
 //! is skipped.
 //!
 //! Deliberately absent: installing anything. `./test` does that.
@@ -28,6 +28,22 @@ pub enum Disk {
     Synced,
     /// fsync=off, for tests that open the store with [`super::Durability::Unchecked`].
     NotSynced,
+}
+
+/// Where a test server listens besides its socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listening {
+    Socket,
+    Loopback(u16),
+}
+
+impl Listening {
+    fn port(self) -> u16 {
+        match self {
+            Self::Socket => SOCKET_NUMBER,
+            Self::Loopback(port) => port,
+        }
+    }
 }
 
 /// The supervisor: starts the server, waits for the end of its input, stops the server, removes the directory.
@@ -58,6 +74,7 @@ pub struct TestServer {
     _alive: ChildStdin,
     statements: Mutex<mpsc::Sender<Statement>>,
     databases: AtomicU32,
+    listening: Listening,
 }
 
 struct Statement {
@@ -80,21 +97,43 @@ impl TestServer {
     pub fn start(disk: Disk, settings: &[&str]) -> Self {
         let (programs, user) = (programs(), server_user());
         let directory = make_directory(user);
-        let data = directory.join("data");
-        let mut initdb = as_user(&programs.join("initdb"), user);
-        initdb.args([
-            "--username",
-            SUPERUSER,
-            "--auth",
-            "trust",
-            "--no-sync",
-            "--encoding",
-            "UTF8",
-            "--locale",
-            "C.UTF-8",
-        ]);
-        run(initdb.arg("--pgdata").arg(&data), "initdb");
-        Self::start_in(directory, programs, user, disk, settings)
+        make_data(&directory, &programs, user);
+        Self::start_in(directory, programs, user, disk, Listening::Socket, settings)
+    }
+
+    /// As [`TestServer::start`], with a loopback port that takes encrypted connections alone, under this certificate.
+    ///
+    /// # Panics
+    /// As [`TestServer::start`], or if the files cannot be copied.
+    #[must_use]
+    pub fn start_encrypted(disk: Disk, certificate: &Path, key: &Path) -> Self {
+        let (programs, user) = (programs(), server_user());
+        let directory = make_directory(user);
+        let data = make_data(&directory, &programs, user);
+        for (from, name) in [(certificate, "server.crt"), (key, "server.key")] {
+            let to = data.join(name);
+            std::fs::copy(from, &to).expect("the file is copied");
+            std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o600)).expect("it is ours");
+            if let Some(User { uid, gid }) = user {
+                chown(&to, Some(uid), Some(gid)).expect("root may give it away");
+            }
+        }
+        std::fs::write(data.join("pg_hba.conf"), "local all all trust\nhostssl all all 127.0.0.1/32 trust\n")
+            .expect("the access rules are written");
+        // The socket's name would have the port in it, so the port is found first; whoever takes it meanwhile is an error.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let port = free.local_addr().expect("it is bound").port();
+        drop(free);
+        Self::start_in(directory, programs, user, disk, Listening::Loopback(port), &["ssl=on"])
+    }
+
+    /// The loopback port, if it has one.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        match self.listening {
+            Listening::Socket => None,
+            Listening::Loopback(port) => Some(port),
+        }
     }
 
     /// Copies this server as a standby that follows it, and starts that.
@@ -114,41 +153,50 @@ impl TestServer {
             "stream",
             "--write-recovery-conf",
         ]);
-        backup.args(["--no-sync", "--port", &SOCKET_NUMBER.to_string(), "--host"]).arg(&self.directory);
+        backup.args(["--no-sync", "--port", &self.listening.port().to_string(), "--host"]).arg(&self.directory);
         run(backup.arg("--pgdata").arg(directory.join("data")), "pg_basebackup");
-        Self::start_in(directory, self.programs.clone(), self.user, disk, settings)
+        Self::start_in(directory, self.programs.clone(), self.user, disk, Listening::Socket, settings)
     }
 
-    fn start_in(directory: PathBuf, programs: PathBuf, user: Option<User>, disk: Disk, settings: &[&str]) -> Self {
+    fn start_in(
+        directory: PathBuf,
+        programs: PathBuf,
+        user: Option<User>,
+        disk: Disk,
+        listening: Listening,
+        settings: &[&str],
+    ) -> Self {
+        const SETTINGS: [&str; 6] = [
+            "max_connections=300",
+            "max_wal_senders=8",
+            "shared_buffers=32MB",
+            "autovacuum=off",
+            "timezone=UTC",
+            "wal_level=replica",
+        ];
         let mut supervisor = as_user(Path::new("/bin/sh"), user);
         supervisor.arg("-c").arg(SUPERVISOR).arg("supervisor").arg(&directory);
         supervisor.arg(programs.join("postgres")).arg("-D").arg(directory.join("data"));
-        supervisor.args(["-c", "listen_addresses=", "-c", "max_connections=300", "-c", "max_wal_senders=8"]);
-        supervisor.args([
-            "-c",
-            "shared_buffers=32MB",
-            "-c",
-            "autovacuum=off",
-            "-c",
-            "timezone=UTC",
-            "-c",
-            "wal_level=replica",
-        ]);
-        supervisor.arg("-c").arg(format!("port={SOCKET_NUMBER}"));
+        let address = match listening {
+            Listening::Socket => "",
+            Listening::Loopback(_) => "127.0.0.1",
+        };
+        supervisor.arg("-c").arg(format!("listen_addresses={address}"));
+        supervisor.arg("-c").arg(format!("port={}", listening.port()));
         supervisor.arg("-c").arg(format!("unix_socket_directories={}", directory.display()));
         supervisor.arg("-c").arg(match disk {
             Disk::Synced => "fsync=on",
             Disk::NotSynced => "fsync=off",
         });
-        for setting in settings {
+        for setting in SETTINGS.iter().chain(settings) {
             supervisor.arg("-c").arg(setting);
         }
         // A group of its own: an interrupt of the terminal ends the tests first, and those end it.
         supervisor.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = supervisor.spawn().expect("/bin/sh runs");
         let alive = child.stdin.take().expect("its input is a pipe");
-        wait_until_ready(&directory, &programs, user);
-        let statements = Mutex::new(start_statements(&directory));
+        wait_until_ready(&directory, &programs, user, listening.port());
+        let statements = Mutex::new(start_statements(&directory, listening.port()));
         Self {
             directory,
             programs,
@@ -157,6 +205,7 @@ impl TestServer {
             _alive: alive,
             statements,
             databases: AtomicU32::new(0),
+            listening,
         }
     }
 
@@ -169,15 +218,21 @@ impl TestServer {
     /// The URL of one of its databases.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://{SUPERUSER}@/{database}?host={}&port={SOCKET_NUMBER}", self.directory.display())
+        format!("postgres://{SUPERUSER}@/{database}?host={}&port={}", self.directory.display(), self.listening.port())
     }
 
     /// Makes an empty database, which goes when the value is dropped.
     #[must_use]
     pub fn database(&self) -> TestDatabase<'_> {
+        self.database_like("template1")
+    }
+
+    /// Makes a copy of a database that nobody is connected to.
+    #[must_use]
+    pub fn database_like(&self, template: &str) -> TestDatabase<'_> {
         let number = self.databases.fetch_add(1, Ordering::Relaxed);
         let name = format!("test_{}_{number}", std::process::id());
-        self.sql(&format!("CREATE DATABASE {name}"));
+        self.sql(&format!("CREATE DATABASE {name} TEMPLATE {template}"));
         TestDatabase { server: self, name }
     }
 
@@ -272,6 +327,14 @@ fn server_user() -> Option<User> {
     Some(User { uid: number(2), gid: number(3) })
 }
 
+fn make_data(directory: &Path, programs: &Path, user: Option<User>) -> PathBuf {
+    let data = directory.join("data");
+    let mut initdb = as_user(&programs.join("initdb"), user);
+    initdb.args(["--username", SUPERUSER, "--auth", "trust", "--no-sync", "--encoding", "UTF8", "--locale", "C.UTF-8"]);
+    run(initdb.arg("--pgdata").arg(&data), "initdb");
+    data
+}
+
 fn make_directory(user: Option<User>) -> PathBuf {
     // Short, because a socket's path has about 100 bytes.
     let directory = tempfile::Builder::new().prefix("conch-pg.").tempdir_in("/tmp").expect("/tmp takes a directory");
@@ -303,11 +366,11 @@ fn run(command: &mut Command, what: &str) {
     );
 }
 
-fn wait_until_ready(directory: &Path, programs: &Path, user: Option<User>) {
+fn wait_until_ready(directory: &Path, programs: &Path, user: Option<User>, port: u16) {
     const TRIES: u32 = 600;
     for _ in 0..TRIES {
         let mut ready = as_user(&programs.join("pg_isready"), user);
-        ready.args(["--quiet", "--port", &SOCKET_NUMBER.to_string(), "--host"]).arg(directory);
+        ready.args(["--quiet", "--port", &port.to_string(), "--host"]).arg(directory);
         if ready.status().is_ok_and(|status| status.success()) {
             return;
         }
@@ -319,9 +382,9 @@ fn wait_until_ready(directory: &Path, programs: &Path, user: Option<User>) {
 }
 
 /// A thread with a connection, for statements of tests that have no runtime at hand.
-fn start_statements(directory: &Path) -> mpsc::Sender<Statement> {
+fn start_statements(directory: &Path, port: u16) -> mpsc::Sender<Statement> {
     let (sender, statements) = mpsc::channel::<Statement>();
-    let config = format!("host={} port={SOCKET_NUMBER} user={SUPERUSER} dbname={SUPERUSER}", directory.display());
+    let config = format!("host={} port={port} user={SUPERUSER} dbname={SUPERUSER}", directory.display());
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
         let mut client: Option<tokio_postgres::Client> = None;

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::error::{OpenError, text_of};
+use super::tls;
 
 /// Parameters that go to the driver as they are.
 const DRIVER_PARAMETERS: &[&str] = &[
@@ -43,6 +45,8 @@ const KEEPALIVE_TRIES: u32 = 3;
 pub(super) enum Encryption {
     /// Not at all.
     Off,
+    /// With a certificate that is checked.
+    Tls(MakeRustlsConnect),
 }
 
 /// A database, as it is dialled.
@@ -75,7 +79,9 @@ pub(super) fn parse(url: &str) -> Result<Target, OpenError> {
             "target_session_attrs" if value == "read-write" => {}
             "target_session_attrs" => return Err(bad("target_session_attrs", "must be read-write, or left out")),
             "application_name" => return Err(bad("application_name", "is set by conch itself; leave it out")),
-            name if DRIVER_PARAMETERS.contains(&name) => kept.push(parameter),
+            // Several sockets are written as several hosts are; the driver takes one a parameter.
+            "host" => kept.extend(value.split(',').map(|host| format!("host={host}"))),
+            name if DRIVER_PARAMETERS.contains(&name) => kept.push(parameter.to_owned()),
             other => return Err(bad("parameter", format!("{other:?} is not known; known are {}", known()))),
         }
     }
@@ -85,8 +91,9 @@ pub(super) fn parse(url: &str) -> Result<Target, OpenError> {
     let encryption = encryption(sslmode.as_deref(), sslrootcert.as_deref())?;
     let place = place(&config);
     config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    config.ssl_mode(match encryption {
+    config.ssl_mode(match &encryption {
         Encryption::Off => SslMode::Disable,
+        Encryption::Tls(_) => SslMode::Require,
     });
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_LIMIT);
@@ -135,7 +142,7 @@ fn encryption(sslmode: Option<&str>, sslrootcert: Option<&str>) -> Result<Encryp
     match (sslmode.unwrap_or("disable"), sslrootcert) {
         ("disable", None) => Ok(Encryption::Off),
         ("disable", Some(_)) => Err(bad("sslrootcert", "says nothing without sslmode=require or sslmode=verify-full")),
-        ("require" | "verify-full", _) => Err(bad("sslmode", "is not built in yet")),
+        ("require" | "verify-full", root_file) => Ok(Encryption::Tls(tls::connector(root_file)?)),
         ("allow" | "prefer", _) => {
             Err(bad("sslmode", "must be disable, require or verify-full: anything in between protects nobody"))
         }
@@ -170,6 +177,8 @@ mod tests {
             ("postgres://u:secret@h:x/d", "port: has a value"),
             ("postgres://u:secret@h/d?sslmode=prefer", "sslmode: must be disable, require or verify-full"),
             ("postgres://u:secret@h/d?sslmode=off", "sslmode: must be disable, require or verify-full"),
+            ("postgres://u:secret@h/d?sslrootcert=/x", "sslrootcert: says nothing without sslmode=require"),
+            ("postgres://u:secret@h/d?sslmode=require&sslrootcert=/no/such", "sslrootcert: /no/such: "),
             ("postgres://u:secret@h/d?pool=5", "parameter: \"pool\" is not known"),
             ("postgres://u:secret@h/d?port", "parameter: \"port\" has no value"),
             ("postgres://u:secret@h/d?connect_timeout=soon", "connect_timeout: has a value"),
@@ -190,6 +199,7 @@ mod tests {
             ("postgresql://u@h:1/d", "h:1/d"),
             ("postgres://u@a:1,b:2/d", "a:1,b:2/d"),
             ("postgres://u@/d?host=/tmp/x&port=7", "/tmp/x:7/d"),
+            ("postgres://u@/d?host=/tmp/x,/tmp/y&port=7,8", "/tmp/x:7,/tmp/y:8/d"),
         ] {
             assert_eq!(parse(url).map(|target| target.place).expect(url), place);
         }

@@ -1,6 +1,18 @@
 //! The store on a real server.
 
+mod differential;
+mod elsewhere;
+mod failover;
+mod faults;
 mod fixture;
+mod lifelines;
+mod mutants;
+mod proxy;
+mod rig;
+mod start;
+mod stress;
+mod tls;
+mod verify;
 
 use fixture::PostgresFixture;
 

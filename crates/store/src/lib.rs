@@ -12,6 +12,7 @@ pub mod faulty;
 mod lease;
 mod log;
 pub mod memory;
+pub mod postgres;
 pub mod sqlite;
 
 pub use error::StoreError;

@@ -1,0 +1,108 @@
+//! What a backend needs that keeps leases in another store and records here (design: leases in a consensus store).
+//!
+//! The other store decides who owns a conversation and at which epoch; [`PostgresStore::arm`] then makes this database's
+//! fence know it, before the first number is assigned. Giving up is done here first, then there.
+//!
+//! Invariant: arming raises a head's epoch, or repeats what was armed; an older epoch never comes back.
+
+use conch_core::ids::{ConvKey, Epoch, Incarnation, Seq};
+
+use super::PostgresStore;
+use super::error::CallError;
+use super::lease_thread::Effect;
+use super::ownership::{self, Registry, armed};
+use super::queries;
+use super::rows::Id;
+use super::session::Session;
+use crate::{Armed, DueRow, Held, StoreError};
+
+/// How an arming ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArmOutcome {
+    /// The fence knows this reign.
+    Armed(Armed),
+    /// A later reign has been armed, or the store went into a later generation meanwhile: discard the reign, claim again.
+    Fenced,
+}
+
+impl PostgresStore {
+    /// Makes the fence of a conversation that exists know a reign that the lease store gave. Repeating it changes nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Ambiguous`]: arm again, or claim again.
+    pub async fn arm(
+        &self,
+        conversation: ConvKey,
+        epoch: Epoch,
+        me: Incarnation,
+        gap: u64,
+    ) -> Result<ArmOutcome, StoreError> {
+        self.pooled(Effect::Write, move |session| async move { arm(&session, conversation, epoch, me, gap).await })
+            .await
+    }
+
+    /// Gives ownership up here, with nothing in flight. False: it was not ours any more.
+    ///
+    /// # Errors
+    /// As every call of the store.
+    pub async fn release_elsewhere(&self, held: &Held, first_seq: Seq) -> Result<bool, StoreError> {
+        let held = *held;
+        let registry = Registry::Elsewhere;
+        self.pooled(Effect::Write, move |session| async move {
+            ownership::release(&session, &held, first_seq, registry).await
+        })
+        .await
+    }
+
+    /// As [`PostgresStore::release_elsewhere`], on behalf of a task that no longer answers: the gap is kept.
+    ///
+    /// # Errors
+    /// As every call of the store.
+    pub async fn release_wedged_elsewhere(&self, held: &Held, gap: u64) -> Result<bool, StoreError> {
+        let held = *held;
+        let registry = Registry::Elsewhere;
+        self.pooled(Effect::Write, move |session| async move {
+            ownership::release_wedged(&session, &held, gap, registry).await
+        })
+        .await
+    }
+
+    /// Due work whose owner is none of these, earliest first.
+    ///
+    /// # Errors
+    /// As every call of the store.
+    pub async fn due_unowned(&self, live: &[Incarnation], limit: usize) -> Result<Vec<DueRow>, StoreError> {
+        let live = live.to_vec();
+        self.pooled(Effect::Read, move |session| async move { queries::due_unowned(&session, &live, limit).await })
+            .await
+    }
+
+    /// What is added to the lease store's revisions to make epochs, so that they rise above all that were used before.
+    #[must_use]
+    pub fn epoch_base(&self) -> u64 {
+        self.inner.facts.epoch_base
+    }
+}
+
+async fn arm(
+    session: &Session,
+    conversation: ConvKey,
+    epoch: Epoch,
+    me: Incarnation,
+    gap: u64,
+) -> Result<ArmOutcome, CallError> {
+    let sql = "INSERT INTO conv_head AS h (conv_id, epoch, owner, gen, last_seq, reserved_to)
+               SELECT $1, $2, $3, g.g, (g.g - 1) * 1000000, (g.g - 1) * 1000000 FROM (SELECT store_gen() AS g) g
+               ON CONFLICT (conv_id) DO UPDATE SET epoch = EXCLUDED.epoch, owner = EXCLUDED.owner, gen = EXCLUDED.gen,
+                 reserved_to = h.reserved_to + CASE WHEN h.gen <> EXCLUDED.gen THEN (EXCLUDED.gen - h.gen) * 1000000
+                   WHEN h.owner IS NULL OR h.epoch = EXCLUDED.epoch THEN 0 ELSE $4 END
+               WHERE (h.epoch < EXCLUDED.epoch OR (h.epoch = EXCLUDED.epoch AND h.owner = EXCLUDED.owner))
+                 AND h.gen <= EXCLUDED.gen
+               RETURNING h.epoch, h.gen, h.last_seq, h.reserved_to";
+    let gap = i64::try_from(gap).unwrap_or(i64::MAX);
+    let row = session.first(sql, &[&Id::from(conversation), &epoch.to_i64(), &Id::from(me), &gap]).await?;
+    Ok(match row {
+        Some(row) => ArmOutcome::Armed(armed(&row)?),
+        None => ArmOutcome::Fenced,
+    })
+}

@@ -1,0 +1,190 @@
+//! What is checked before a node may use a database: the server, what lies between, and whose database it is.
+
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+
+use super::error::{CallError, OpenError, text_of};
+use super::schema::{self, SYSTEM_ID};
+use super::session::{Dialer, SETTINGS, Session};
+use super::{Durability, LeaseMode, Options};
+use crate::StoreError;
+
+/// The oldest server, as `server_version_num` counts.
+const SERVER_VERSION_MIN: i32 = 150_000;
+/// First pause between two tries to connect; doubled each time.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause between two tries.
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Answers of a server that will soon be there: it starts, stops, or is full.
+const PASSING: &[&str] = &["57P01", "57P02", "57P03", "53300"];
+
+/// What a node knows of its database once it may use it.
+#[derive(Debug, Clone)]
+pub(super) struct Facts {
+    /// Where epochs of a lease store begin.
+    pub(super) epoch_base: u64,
+}
+
+/// Connects, checks the server and the way to it, and brings the tables to this version.
+pub(super) async fn prepare(dialer: &Dialer, options: &Options) -> Result<Session, OpenError> {
+    let session = connect(dialer, options.connect_patience).await?;
+    check_server(&session, dialer.place(), options.durability).await?;
+    check_sessions(&session, dialer, options.connect_patience).await?;
+    schema::migrate(&session, dialer.place()).await?;
+    Ok(session)
+}
+
+/// Dials until it works, the server says no for good, or the patience is spent.
+pub(super) async fn connect(dialer: &Dialer, patience: Duration) -> Result<Session, OpenError> {
+    let started = tokio::time::Instant::now();
+    let (mut tries, mut pause) = (0, RETRY_PAUSE);
+    loop {
+        tries += 1;
+        let error = match dialer.dial("start").await {
+            Ok(session) => return Ok(session),
+            Err(error) => error,
+        };
+        let detail = match final_refusal(dialer, error) {
+            Ok(refusal) => return Err(refusal),
+            Err(detail) => detail,
+        };
+        if started.elapsed() + pause > patience {
+            return Err(OpenError::Connect { place: dialer.place().to_owned(), tries, detail });
+        }
+        tracing::debug!(tries, detail, "the database cannot be reached yet");
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(RETRY_PAUSE_MAX);
+    }
+}
+
+/// `Ok`: it will not get better by waiting. `Err`: what went wrong this time.
+fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String> {
+    let place = dialer.place().to_owned();
+    let CallError::Postgres(error) = error else { return Err(error.of_read().to_string()) };
+    let detail = text_of(&error);
+    if detail.contains("database does not allow writes") {
+        return Ok(OpenError::ReadOnly { place });
+    }
+    match error.as_db_error() {
+        // PgBouncer passes no settings on unless it is told to ignore them.
+        Some(answer) if answer.message().contains("unsupported startup parameter") => {
+            Ok(OpenError::Pooler { evidence: format!("it refuses a session's settings: {}", answer.message()) })
+        }
+        Some(answer) if PASSING.contains(&answer.code().code()) => Err(detail),
+        Some(_) => Ok(OpenError::Refused { place, detail }),
+        // A wrong password method and the like; what is not an answer may pass.
+        None if error.to_string().contains("authentication") => Ok(OpenError::Refused { place, detail }),
+        None => Err(detail),
+    }
+}
+
+async fn check_server(session: &Session, place: &str, durability: Durability) -> Result<(), OpenError> {
+    let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
+               current_setting('fsync'), pg_is_in_recovery() OR current_setting('transaction_read_only')::bool";
+    let row = first(session, place, sql).await?;
+    let number: i32 = row.get(0);
+    if number < SERVER_VERSION_MIN {
+        return Err(OpenError::ServerVersion { found: row.get(1), needed: SERVER_VERSION_MIN / 10_000 });
+    }
+    if row.get::<_, &str>(2) != "on" && durability == Durability::Checked {
+        return Err(OpenError::FsyncOff);
+    }
+    if row.get(3) {
+        return Err(OpenError::ReadOnly { place: place.to_owned() });
+    }
+    Ok(())
+}
+
+/// Shows a pooler that hands one server session to several clients, or several to one.
+async fn check_sessions(session: &Session, dialer: &Dialer, patience: Duration) -> Result<(), OpenError> {
+    let place = dialer.place();
+    let pooler = |evidence: String| OpenError::Pooler { evidence };
+    let units = [("4s", "4000"), ("2s", "2000"), ("500ms", "500")];
+    for (name, value) in SETTINGS {
+        let row = session.first("SELECT current_setting($1)", &[name]).await;
+        let row = row.map_err(|error| failed(place, error))?;
+        let found: String = row.map(|row| row.get(0)).unwrap_or_default();
+        if found != *value && !units.contains(&(*value, found.as_str())) {
+            return Err(pooler(format!("the setting {name} is {found}, though the session asked for {value}")));
+        }
+    }
+    // While the second session is in a transaction, a pooler has to give the first one another server process than the one
+    // that it had, or the same one as the second's; with a single process it gives none at all.
+    let before = pid(session, place).await?;
+    let second = connect(dialer, patience).await?;
+    second.batch("BEGIN", Duration::from_secs(2)).await.map_err(|error| failed(place, error))?;
+    let other = pid(&second, place).await?;
+    let after = tokio::time::timeout(Duration::from_secs(2), pid(session, place)).await;
+    let after = after.map_err(|_| pooler("a session waits for another one's transaction".to_owned()))??;
+    if before != after || other == after {
+        return Err(pooler(format!(
+            "one session ran in the server processes {before} and {after}, another in {other}"
+        )));
+    }
+    Ok(())
+}
+
+async fn pid(session: &Session, place: &str) -> Result<i32, OpenError> {
+    Ok(first(session, place, "SELECT pg_backend_pid()").await?.get(0))
+}
+
+/// Whose database is it? Records what no node has recorded yet.
+pub(super) async fn join(session: &Session, place: &str, options: &Options) -> Result<Facts, OpenError> {
+    check_system_id(session, place).await?;
+    let (mode, cluster) = options.lease_mode.stored();
+    // The first node writes; whoever comes later is compared. One row, so that two first nodes take turns at it.
+    let sql = "UPDATE cluster_meta SET lease_mode = coalesce(lease_mode, $1), etcd_cluster_id =
+                 CASE WHEN lease_mode IS NULL THEN $2 ELSE etcd_cluster_id END,
+                 secret_hash = coalesce(secret_hash, sha256(secret_salt || $3))
+               WHERE lease_mode IS NULL OR secret_hash IS NULL";
+    let fingerprint = &options.secret_fingerprint[..];
+    session.execute(sql, &[&mode, &cluster, &fingerprint]).await.map_err(|error| failed(place, error))?;
+    let sql =
+        "SELECT lease_mode, etcd_cluster_id, secret_hash = sha256(secret_salt || $1), epoch_base FROM cluster_meta";
+    let row = session.first(sql, &[&fingerprint]).await.map_err(|error| failed(place, error))?;
+    let row = row.ok_or_else(|| failed(place, StoreError::Damaged("cluster_meta is empty".to_owned()).into()))?;
+    let (found_mode, found_cluster): (String, Option<String>) = (row.get(0), row.get(1));
+    if (found_mode.as_str(), &found_cluster) != (mode, &cluster) {
+        let recorded = LeaseMode::describe(&found_mode, found_cluster.as_deref());
+        return Err(OpenError::LeaseMode { recorded, asked: LeaseMode::describe(mode, cluster.as_deref()) });
+    }
+    if !row.get::<_, bool>(2) {
+        return Err(OpenError::Secret);
+    }
+    let epoch_base: i64 = row.get(3);
+    Ok(Facts { epoch_base: u64::try_from(epoch_base).unwrap_or(0) })
+}
+
+async fn check_system_id(session: &Session, place: &str) -> Result<(), OpenError> {
+    let (recorded, found) = system_ids(session, place).await?;
+    if recorded == found { Ok(()) } else { Err(OpenError::Copied { recorded, found }) }
+}
+
+/// The system id that the tables were written under, and that of this database.
+pub(super) async fn system_ids(session: &Session, place: &str) -> Result<(String, String), OpenError> {
+    let sql = format!("SELECT system_id, {SYSTEM_ID} FROM cluster_meta");
+    let rows = session.client().query(&sql, &[]).await.map_err(|error| failed(place, error.into()))?;
+    let row =
+        rows.first().ok_or_else(|| failed(place, StoreError::Damaged("cluster_meta is empty".to_owned()).into()))?;
+    Ok((row.get(0), row.get(1)))
+}
+
+async fn first(session: &Session, place: &str, sql: &'static str) -> Result<tokio_postgres::Row, OpenError> {
+    let row = session.first(sql, &[]).await.map_err(|error| failed(place, error))?;
+    row.ok_or_else(|| failed(place, StoreError::Damaged("a query without a row".to_owned()).into()))
+}
+
+pub(super) fn failed(place: &str, error: CallError) -> OpenError {
+    if let CallError::Postgres(error) = &error {
+        let code = error.code();
+        if code == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+            return OpenError::Rights { detail: text_of(error) };
+        }
+        // A statement was prepared in one server process and looked for, or prepared again, in another.
+        if code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) || code == Some(&SqlState::DUPLICATE_PSTATEMENT) {
+            return OpenError::Pooler { evidence: text_of(error) };
+        }
+    }
+    OpenError::Failed { place: place.to_owned(), detail: error.of_read().to_string() }
+}

@@ -1,0 +1,19 @@
+//! The store on a real server.
+
+mod differential;
+mod elsewhere;
+mod failover;
+mod faults;
+mod fixture;
+mod lifelines;
+mod mutants;
+mod proxy;
+mod rig;
+mod start;
+mod stress;
+mod tls;
+mod verify;
+
+use fixture::PostgresFixture;
+
+crate::conformance_tests!(conformance, PostgresFixture::new().await);

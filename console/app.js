@@ -5,15 +5,15 @@
  * Deliberately does not: sign in (main.js does), nor keep more than one conversation joined.
  */
 import { Admission } from './core/admission.js';
-import { Conversation } from './core/conversation.js';
+import { Conversation } from '../clients/typescript/core/conversation.js';
 import { connectionState } from './core/connection.js';
 import { Inbox } from './core/inbox.js';
 import { Socket } from './core/socket.js';
-import { obeyDirectives } from './core/directive.js';
-import { randomId, systemClock as clock, systemRandom as random } from './core/clock.js';
+import { obeyDirectives } from '../clients/typescript/core/directive.js';
+import { randomId, systemClock as clock, systemRandom as random } from '../clients/typescript/core/clock.js';
 import { developmentSubject, directId, isChannelId, parseConversationId, slug } from './core/identifiers.js';
-import { Refusal } from './core/errors.js';
-import { tokenProtocols } from './core/session.js';
+import { Refusal } from '../clients/typescript/core/errors.js';
+import { tokenProtocols } from '../clients/typescript/core/token.js';
 import { Titles } from './core/titles.js';
 import { bannerView } from './views/banner.js';
 import { conversationView } from './views/conversation.js';
@@ -105,7 +105,8 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   function show(id) {
     const admission = new Admission({ id, inbox, join: () => api.addMember(id, me.sub) });
     const conversation = new Conversation({
-      id, me: me.sub, api, socket, clock, random, newId: randomId, storage: sessionStorage, beforeSending: () => admission.beforeSending(),
+      id, me: () => me.sub, api, socket, clock, random, newId: randomId, storage: sessionStorage, storageKey: `conch.outbox.${me.sub}.${id}`,
+      beforeSending: () => admission.beforeSending(),
     });
     const summary = inbox.get(id);
     open = { conversation, summary, stops: [conversation.on('status', changed)] };

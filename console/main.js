@@ -6,14 +6,14 @@
  */
 import { startApp } from './app.js';
 import { Api } from './core/api.js';
-import { systemClock as clock } from './core/clock.js';
-import { Refusal } from './core/errors.js';
+import { systemClock as clock } from '../clients/typescript/core/clock.js';
+import { Refusal } from '../clients/typescript/core/errors.js';
 import { Session } from './core/session.js';
 import { loginView } from './views/login.js';
 
 const root = document.getElementById('app');
 const session = new Session({ storage: sessionStorage, clock });
-const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token });
+const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token, clock });
 
 async function enter(name) {
   session.accept(await api.login(name), name);

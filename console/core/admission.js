@@ -5,7 +5,7 @@
  * for again while the conversation is open.
  * Deliberately does not: decide who may join (the server does), nor show anything.
  */
-import { isUnknownOutcome } from './errors.js';
+import { isUnknownOutcome } from '../../clients/typescript/core/errors.js';
 
 export class Admission {
   #inbox;

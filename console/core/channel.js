@@ -5,9 +5,10 @@
  * join); every push settles exactly once: with its reply, a timeout, or the loss of the connection.
  * Deliberately does not: know what a record is, nor repeat a push: an unanswered push has an unknown outcome.
  */
-import { Emitter } from './emitter.js';
-import { Refusal, disconnected, timedOut } from './errors.js';
-import { reconnectDelay, spread } from './directive.js';
+import { Emitter } from '../../clients/typescript/core/emitter.js';
+import { Refusal, disconnected, timedOut } from '../../clients/typescript/core/errors.js';
+import { spread } from '../../clients/typescript/core/directive.js';
+import { reconnectDelay } from '../../clients/typescript/core/reconnection.js';
 
 /**
  * States: closed · joining · joined · errored (will rejoin) · refused (a retry cannot mend it).
@@ -100,8 +101,7 @@ export class Channel extends Emitter {
 
   #joined(reply) {
     this.#attempt = 0;
-    this.#socket.confirmed();
-    if (Number.isFinite(reply.reconnect_jitter_ms)) this.#socket.jitterMs = reply.reconnect_jitter_ms;
+    this.#socket.reconnection.confirmed(reply);
     this.#enter('joined');
     this.emit('joined', reply);
   }

@@ -6,7 +6,7 @@
  * where it was refused.
  * Deliberately does not: render, nor show records that carry nothing for people (their seq still counts).
  */
-import { turnOf } from './turns.js';
+import { turnOf } from '../../clients/typescript/core/turns.js';
 
 const GROUP_MS = 5 * 60_000;
 

@@ -5,7 +5,7 @@
  * names is gone. A summary replaces its predecessor whole.
  * Deliberately does not: count unread messages itself; the server's figure spares holes and system records.
  */
-import { Emitter } from './emitter.js';
+import { Emitter } from '../../clients/typescript/core/emitter.js';
 
 /** Emits `change`, and `removed` (id) when I am no longer a member. */
 export class Inbox extends Emitter {

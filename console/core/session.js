@@ -5,6 +5,8 @@
  * asking again; a pasted token never is.
  * Deliberately does not: verify signatures; the server does. The payload is read only to greet by name.
  */
+import { claims } from '../../clients/typescript/core/token.js';
+
 const KEY = 'conch.session';
 const RENEW_BEFORE_MS = 30_000;
 
@@ -65,17 +67,3 @@ export class Session {
     }
   }
 }
-
-/** The payload of a JWT, unverified, or null. */
-export function claims(token) {
-  try {
-    const payload = token.split('.')[1].replace(/-/g, '+').replace(/_/g, '/');
-    const bytes = Uint8Array.from(atob(payload), (character) => character.charCodeAt(0));
-    return JSON.parse(new TextDecoder().decode(bytes));
-  } catch {
-    return null;
-  }
-}
-
-/** phoenix.js 1.8's way to hand a token over without putting it into a URL. */
-export const tokenProtocols = (token) => ['phoenix', `base64url.bearer.phx.${btoa(token).replace(/=+$/, '')}`];

@@ -5,12 +5,9 @@
  * exactly one scheduled attempt, no sooner than the server's directive allows, until `close()` or a refused token.
  * Deliberately does not: resume anything (each channel rejoins with its own position), nor queue pushes (outbox.js does).
  */
-import { Emitter } from './emitter.js';
+import { Emitter } from '../../clients/typescript/core/emitter.js';
 import { Channel } from './channel.js';
-import { reconnectDelay } from './directive.js';
-
-/** How the server closes when a token has run out. That happens to one client at a time: no storm, so no jitter. */
-const TOKEN_OVER = 1008;
+import { Reconnection } from '../../clients/typescript/core/reconnection.js';
 
 /**
  * Emits `state` ({state, retryAt, reason}) with state one of
@@ -24,16 +21,14 @@ export class Socket extends Emitter {
   #heartbeat = null;
   #heartbeatDeadline = null;
   #ref = 0;
-  #attempt = 0;
   #unopened = 0;
-  #directedMs = null;
   #channels = new Map();
 
   state = 'idle';
   retryAt = null;
   reason = null;
-  /** The largest spread that a join reply asked for: how long a lost client waits at most before its first attempt. */
-  jitterMs = 0;
+  /** When to come back after a loss. */
+  reconnection;
 
   /**
    * `url`: the endpoint, e.g. ws://host/socket/websocket?vsn=2.0.0.
@@ -43,6 +38,7 @@ export class Socket extends Emitter {
   constructor({ url, authorize, WebSocket, clock, random, heartbeatMs = 20_000, replyTimeoutMs = 10_000 }) {
     super();
     this.#options = { url, authorize, WebSocket, clock, random, heartbeatMs, replyTimeoutMs };
+    this.reconnection = new Reconnection(random);
   }
 
   get clock() { return this.#options.clock; }
@@ -72,7 +68,7 @@ export class Socket extends Emitter {
   /** The server asked for a reconnection: leave now, come back after its delay, spread over its jitter. */
   reconnectAfter(afterMs) {
     if (this.state !== 'open') return;
-    this.#directedMs = afterMs + Math.round(this.random() * this.jitterMs);
+    this.reconnection.askedToReturn(afterMs);
     this.#lost(1000);
   }
 
@@ -106,7 +102,7 @@ export class Socket extends Emitter {
     } catch (error) {
       if (generation !== this.#generation) return;
       if (error?.code === 'unauthenticated') return this.close('unauthenticated');
-      if (error?.retry) this.#directedMs = error.retry.after_ms;
+      if (error?.retry) this.reconnection.refused(error.retry.after_ms);
       return this.#lost();
     }
     if (generation !== this.#generation) return;
@@ -115,16 +111,12 @@ export class Socket extends Emitter {
     const current = (handle) => (event) => { if (this.#transport === transport) handle(event); };
     transport.onopen = current(() => this.#opened());
     transport.onmessage = current(({ data }) => this.#received(data));
-    transport.onclose = current(({ code }) => this.#lost(null, code === TOKEN_OVER ? 0 : this.jitterMs));
+    transport.onclose = current(({ code }) => this.#lost(null, code));
     transport.onerror = () => {}; // a close always follows
   }
 
-  /** A join was answered: the server is truly there, so the back-off starts anew. An open socket alone proves nothing. */
-  confirmed() { this.#attempt = 0; }
-
   #opened() {
     this.#unopened = 0;
-    this.#directedMs = null;
     this.#enter('open');
     this.#scheduleHeartbeat();
     for (const channel of this.#channels.values()) channel.socketOpened();
@@ -165,17 +157,16 @@ export class Socket extends Emitter {
     this.#heartbeat = this.#heartbeatDeadline = null;
   }
 
-  #lost(code = null, jitterMs = this.jitterMs) {
+  /** `close`: the code to close with, if the far end did not; `closedWith`: the far end's code. */
+  #lost(close = null, closedWith = null) {
     if (this.state === 'waiting' || this.state === 'closed') return;
     if (this.state === 'connecting') this.#unopened += 1;
-    const delayMs = this.#directedMs ?? reconnectDelay(this.#attempt, jitterMs, this.random);
-    this.#directedMs = null;
-    this.#attempt += 1;
+    const delayMs = this.reconnection.nextDelay(closedWith);
     this.retryAt = this.clock.now() + delayMs;
     this.#timer = this.clock.setTimeout(() => this.connect(), delayMs);
     // The state first: whoever hears of a lost channel must not find an open socket.
     this.state = 'waiting';
-    this.#drop(code);
+    this.#drop(close);
     this.#announce();
   }
 

@@ -4,7 +4,7 @@
  * Invariant: members of a direct conversation are asked for once, one request at a time.
  * Deliberately does not: name the many members of a channel.
  */
-import { Emitter } from './emitter.js';
+import { Emitter } from '../../clients/typescript/core/emitter.js';
 
 export class Titles extends Emitter {
   #api;

@@ -2,4 +2,5 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=../../console");
+    println!("cargo:rerun-if-changed=../../clients/typescript/core");
 }

@@ -13,7 +13,7 @@ const read = (file) => readFileSync(path.join(root, file), 'utf8');
 const isFile = (file) => existsSync(path.join(root, file)) && statSync(path.join(root, file)).isFile();
 
 /** Every page that people read. */
-const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', ...markdownIn('docs')].filter(isFile);
+const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', 'clients/typescript/README.md', ...markdownIn('docs')].filter(isFile);
 
 function markdownIn(folder) {
   return readdirSync(path.join(root, folder), { withFileTypes: true }).flatMap((entry) => {
@@ -47,7 +47,7 @@ export function brokenLinks(page, text, exists, textOf) {
 export function namedPaths(text) {
   const paths = [];
   for (const [, code] of text.replaceAll(/^```[\s\S]*?^```/gm, '').matchAll(/`([^`\n]+)`/g)) {
-    const found = /^(?:crates|docs|tests|console|\.ci)\/[\w./-]*/.exec(code);
+    const found = /^(?:crates|docs|tests|console|clients|\.ci)\/[\w./-]*/.exec(code);
     if (found && !/[*{<…]/.test(code)) paths.push(found[0].replace(/\/$/, ''));
   }
   return paths;
@@ -118,11 +118,11 @@ test('every test that a page names exists', () => {
 });
 
 test('every mutant that a page names exists', () => {
-  const declared = read('crates/store/src/memory/mutant.rs');
+  const declared = { Mutant: read('crates/store/src/memory/mutant.rs'), Flaw: read('crates/sim/src/model/scope.rs') };
   const missing = [];
   for (const page of pages) {
-    for (const [, name] of read(page).matchAll(/`Mutant::(\w+)`/g)) {
-      if (!new RegExp(`^ {4}${name},$`, 'm').test(declared)) missing.push(`${page}: ${name}`);
+    for (const [, kind, name] of read(page).matchAll(/`(Mutant|Flaw)::(\w+)`/g)) {
+      if (!new RegExp(`^ +${name},$`, 'm').test(declared[kind])) missing.push(`${page}: ${kind}::${name}`);
     }
   }
   assert.deepEqual(missing, []);

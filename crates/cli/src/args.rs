@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Subject};
+use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Incarnation, Subject};
 use conch_core::record::RecordKind;
 use conch_server::auth::grants::Permission;
 
@@ -42,6 +42,10 @@ pub(crate) enum Command {
     Conversations(ConversationsArgs),
     /// List, add or remove a conversation's members.
     Members(MembersArgs),
+    /// List the nodes, as the server sees them.
+    Nodes(NodesArgs),
+    /// Declare a node's process dead, which is known for certain: directly in the store, without a server.
+    Expel(ExpelArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
     /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
@@ -67,6 +71,12 @@ pub(crate) struct ServeArgs {
     /// Where /livez, /readyz and /metrics are [env: CONCH_OPS_LISTEN] [default: 127.0.0.1:4001].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) ops_listen: Option<String>,
+    /// Where other nodes connect; without it the node has no link [env: CONCH_LINK_LISTEN].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) link_listen: Option<String>,
+    /// Where other nodes reach this one [env: CONCH_LINK_ADVERTISE] [default: link-listen].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) link_advertise: Option<String>,
     /// The store, `sqlite:DIRECTORY` [env: CONCH_STORE] [default: sqlite:./conch-data].
     #[arg(long)]
     pub(crate) store: Option<String>,
@@ -250,6 +260,21 @@ pub(crate) struct ConversationsArgs {
     pub(crate) limit: u16,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodesArgs {
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExpelArgs {
+    /// Which registration, as `conch nodes` and the node's log show it. It is final: the process must not be running.
+    #[arg(value_parser = crate::commands::nodes::parse_incarnation)]
+    pub(crate) incarnation: Incarnation,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
 }
 
 #[derive(Debug, Args)]

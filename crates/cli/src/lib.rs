@@ -67,6 +67,8 @@ fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Create(args) => block_on(commands::conversation::create(&args, output)),
         Command::Conversations(args) => block_on(commands::conversation::list(&args, output)),
         Command::Members(args) => block_on(commands::conversation::members(&args, output)),
+        Command::Nodes(args) => block_on(commands::nodes::list(&args, output)),
+        Command::Expel(args) => block_on(commands::nodes::expel(&args, output)),
         Command::Send(args) => block_on(commands::send::run(&args, output)),
         Command::Tail(args) => block_on(commands::tail::run(&args, output)),
         Command::History(args) => block_on(commands::history::run(&args, output)),

@@ -15,6 +15,8 @@ pub const CONVERSATION_ID_MAX_BYTES: usize = 128;
 pub const CLIENT_MSG_ID_MAX_BYTES: usize = 128;
 /// Longest subject, in bytes.
 pub const SUBJECT_MAX_BYTES: usize = 256;
+/// Longest log id, in bytes.
+pub const LOG_ID_MAX_BYTES: usize = 256;
 /// Longest node or region name, in bytes.
 pub const NAME_MAX_BYTES: usize = 64;
 
@@ -307,6 +309,19 @@ impl LogId {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl FromStr for LogId {
+    type Err = InvalidId;
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        check_length("log", text, LOG_ID_MAX_BYTES)?;
+        match text.rsplit_once('.') {
+            Some((system_id, generation)) if !system_id.is_empty() && generation.parse::<u64>().is_ok() => {
+                Ok(Self(text.into()))
+            }
+            _ => Err(InvalidId::new("log", "must be a system id, a dot and a generation")),
+        }
     }
 }
 

@@ -8,12 +8,17 @@
 
 pub mod body;
 pub mod conversation;
+pub mod death;
+pub mod due;
+pub mod head;
+pub mod heart;
 pub mod history;
 pub mod ids;
 pub mod invariant;
 pub mod json;
 pub mod lease;
 pub mod limit;
+pub mod placement;
 pub mod presence;
 pub mod record;
 pub mod refusal;

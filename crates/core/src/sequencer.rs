@@ -55,7 +55,7 @@ impl Default for SequencerLimits {
 pub struct Ticket(pub u64);
 
 /// The ownership that a sequencer numbers under.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reign {
     /// Its fencing token.
     pub epoch: Epoch,

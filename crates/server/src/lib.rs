@@ -5,6 +5,7 @@ mod bounded;
 pub mod cluster;
 pub mod config;
 pub mod cursors;
+pub mod events;
 pub mod frame;
 pub mod gateway;
 pub mod hub;
@@ -18,6 +19,7 @@ pub mod router;
 pub mod runtime;
 pub mod seams;
 pub mod serve;
+pub mod stores;
 pub mod turn;
 
 #[cfg(test)]

@@ -77,6 +77,8 @@ label! {
         Reads = "reads",
         /// Bytes that wait for one socket or stream.
         Outbox = "outbox",
+        /// Conversations of which the other nodes are to be told.
+        Notices = "notices",
         /// Cursors that wait to be written.
         Cursors = "cursors",
         /// Client connections.
@@ -97,6 +99,24 @@ label! {
         RequestTime = "request_time",
         /// Senders whose allowance is remembered.
         Senders = "senders",
+        /// Requests to or from one peer that wait for their answer.
+        LinkRequests = "link_requests",
+        /// Follow streams of one link.
+        LinkStreams = "link_streams",
+        /// Bytes that wait to be written to one peer.
+        LinkQueue = "link_queue",
+        /// What a stream's follower has not taken.
+        LinkCredit = "link_credit",
+        /// Frames of a stream that wait for the hub that follows.
+        LinkFollowers = "link_followers",
+        /// Notices that wait for a link to be made.
+        LinkNotices = "link_notices",
+        /// Links of other nodes to this one.
+        LinkConnections = "link_connections",
+        /// Links whose other side has not proved itself yet.
+        LinkHandshakes = "link_handshakes",
+        /// Peers that are remembered.
+        LinkPeers = "link_peers",
     }
 }
 
@@ -111,6 +131,40 @@ label! {
         Held = "held",
         /// The store failed, or this node may not claim now.
         Failed = "failed",
+    }
+}
+
+label! {
+    /// How a request to a peer ended.
+    LinkOutcome = "outcome" {
+        /// With an answer, be it a refusal.
+        Answered = "answered",
+        /// It was not asked.
+        NotAsked = "not_asked",
+        /// It may have been done.
+        Unknown = "unknown",
+    }
+}
+
+label! {
+    /// Why a connection to the link's listener was refused.
+    LinkRefusal = "reason" {
+        /// It does not have the key.
+        WrongSecret = "wrong_secret",
+        /// It speaks another version of the protocol.
+        OtherVersion = "other_version",
+        /// It belongs to another cluster.
+        OtherCluster = "other_cluster",
+        /// What it said is not a greeting.
+        BadFrame = "bad_frame",
+        /// It has no good certificate.
+        Tls = "tls",
+        /// It did not prove itself in time.
+        TimedOut = "timed_out",
+        /// There are too many.
+        Full = "full",
+        /// It went away itself.
+        Ended = "ended",
     }
 }
 
@@ -229,6 +283,16 @@ metrics! {
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";
     /// Attempts to own a conversation, by outcome.
     claims: Family<Label, Counter> = Family::default(), "claims";
+    /// Writes passed on to the owner on another node.
+    pub forwarded: Counter = Counter::default(), "forwarded";
+    /// Times that another node was asked and did not answer.
+    pub link_failures: Counter = Counter::default(), "link_failures";
+    /// Conversations handed to another node.
+    pub handed_off: Counter = Counter::default(), "handed_off";
+    /// Conversations taken over from a node that handed them on.
+    pub adopted: Counter = Counter::default(), "adopted";
+    /// Owners that made no progress and lost their conversation to the watchdog.
+    pub wedged_owners: Counter = Counter::default(), "wedged_owners";
     /// Time for which the node's lease may still be acted upon, as of the last heartbeat.
     lease_validity: Seconds = Gauge::default(), "lease_validity" in Seconds;
     /// Heartbeats that failed.
@@ -239,6 +303,26 @@ metrics! {
     pub sockets: Gauge = Gauge::default(), "sockets";
     /// Server-Sent Event streams open.
     pub streams: Gauge = Gauge::default(), "sse_streams";
+    /// Requests to peers, by outcome.
+    link_requests: Family<Label, Counter> = Family::default(), "link_requests";
+    /// Requests of peers that were answered.
+    pub link_answers: Counter = Counter::default(), "link_answers";
+    /// Links to peers.
+    pub link_connections: Gauge = Gauge::default(), "link_connections";
+    /// Links of peers to this node.
+    pub link_peers: Gauge = Gauge::default(), "link_peers";
+    /// Conversations followed at peers.
+    pub link_streams: Gauge = Gauge::default(), "link_streams";
+    /// Conversations that peers follow here.
+    pub link_followed: Gauge = Gauge::default(), "link_followed";
+    /// Bytes sent to peers, without TLS.
+    pub link_sent: Counter = Counter::default(), "link_sent" in Bytes;
+    /// Bytes received from peers, without TLS.
+    pub link_received: Counter = Counter::default(), "link_received" in Bytes;
+    /// Notices and reports to peers that were dropped.
+    pub link_dropped: Counter = Counter::default(), "link_dropped";
+    /// Connections that the link's listener refused, by reason.
+    link_refusals: Family<Label, Counter> = Family::default(), "link_refusals";
     /// Conversations with a hub on this node.
     pub hubs: Gauge = Gauge::default(), "hubs";
     /// Sessions joined to a conversation on this node.
@@ -281,6 +365,12 @@ impl Metrics {
         for outcome in ClaimOutcome::ALL {
             drop(metrics.claims.get_or_create(&outcome.label()));
         }
+        for outcome in LinkOutcome::ALL {
+            drop(metrics.link_requests.get_or_create(&outcome.label()));
+        }
+        for reason in LinkRefusal::ALL {
+            drop(metrics.link_refusals.get_or_create(&reason.label()));
+        }
         for state in LiveTurn::ALL {
             drop(metrics.turns.get_or_create(&state.label()));
         }
@@ -311,6 +401,16 @@ impl Metrics {
     /// Counts an attempt to own a conversation.
     pub fn claimed(&self, outcome: ClaimOutcome) {
         self.claims.get_or_create(&outcome.label()).inc();
+    }
+
+    /// Counts a request to a peer.
+    pub fn link_asked(&self, outcome: LinkOutcome) {
+        self.link_requests.get_or_create(&outcome.label()).inc();
+    }
+
+    /// Counts a connection that the link's listener refused.
+    pub fn link_refused(&self, reason: LinkRefusal) {
+        self.link_refusals.get_or_create(&reason.label()).inc();
     }
 
     /// Says for how long the lease may still be acted upon.

@@ -1,37 +1,47 @@
 //! What every part of a running node shares: who it is, its store, its lease's validity and its limits.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use conch_core::death::Own;
 use conch_core::ids::{Incarnation, NodeName, Region};
 use conch_core::lease::LeaseTiming;
 use conch_core::sequencer::{Moment, SequencerLimits};
 use conch_core::time::Monotonic;
 use conch_store::Store;
 
+use crate::cluster::nodes::Nodes;
+use crate::events::Events;
+use crate::link::Peer;
 use crate::metrics::Metrics;
 use crate::seams::Seams;
 
 /// Until when this incarnation may act on its lease. Written by the heartbeat alone, read before every assignment and ack.
 #[derive(Debug, Default)]
-pub struct Validity(AtomicU64);
+pub struct Validity {
+    /// For the many who ask all the time.
+    until: AtomicU64,
+    own: Mutex<Own>,
+}
 
 impl Validity {
     /// The end of validity; in the past when the lease is lost or was never had.
     #[must_use]
     pub fn until(&self) -> Monotonic {
-        Monotonic(self.0.load(Ordering::Acquire))
+        Monotonic(self.until.load(Ordering::Acquire))
     }
 
-    /// Sets the end of validity.
-    pub fn set(&self, until: Monotonic) {
-        self.0.store(until.0, Ordering::Release);
+    /// How this node stands, for the judgement of others.
+    #[must_use]
+    pub fn own(&self) -> Own {
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends validity at once.
-    pub fn end(&self) {
-        self.0.store(0, Ordering::Release);
+    /// Sets how this node stands. The heartbeat's alone.
+    pub fn stand(&self, own: Own) {
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = own;
+        self.until.store(own.valid_until.0, Ordering::Release);
     }
 }
 
@@ -54,6 +64,8 @@ pub struct OwnerLimits {
     pub release_after: Duration,
     /// Numbers that an unclean takeover skips.
     pub gap: u64,
+    /// Owners elsewhere that are remembered.
+    pub known_owners: usize,
     /// Claims under way at once.
     pub claims: usize,
     /// How long a gateway itself waits and retries before it answers with a directive.
@@ -71,6 +83,7 @@ impl Default for OwnerLimits {
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
             gap: 1_000,
+            known_owners: 65_536,
             claims: 64,
             route_budget: Duration::from_secs(5),
         }
@@ -97,6 +110,10 @@ pub struct Node {
     pub limits: OwnerLimits,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// The nodes, as membership last saw them.
+    pub nodes: Nodes,
+    /// What happened to ownership lately.
+    pub events: Events,
 }
 
 impl Node {
@@ -104,5 +121,11 @@ impl Node {
     #[must_use]
     pub fn moment(&self) -> Moment {
         Moment { now: self.seams.now(), valid_until: self.validity.until() }
+    }
+
+    /// The other live nodes, as this one last saw them.
+    #[must_use]
+    pub fn peers(&self) -> Vec<Peer> {
+        self.nodes.peers(self.me, self.seams.now())
     }
 }

@@ -378,3 +378,49 @@ fn summary_frame(address: &Address, summary: &Summary) -> Arc<Frame> {
         .expect("a summary has string keys and valid bodies only");
     Arc::new(Frame::kept(address, "conversation", json))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::testing;
+
+    /// Takes everything.
+    struct Sink;
+
+    impl FrameSink for Sink {
+        fn push(&self, _frame: &Arc<Frame>) -> Push {
+            Push::Accepted
+        }
+
+        fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
+            Box::pin(std::future::ready(()))
+        }
+
+        fn end(&self, _reason: &conch_core::refusal::Refusal) {}
+    }
+
+    /// Who was removed, or has left, costs nothing any more: no record of the conversation wakes the stream.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_stops_watching_what_its_subject_is_no_member_of() {
+        let node = testing::node(&Config::default(), testing::empty_store());
+        let people = People::new(node);
+        let bob: Subject = "bob".parse().expect("valid");
+        let conversation = |id: &str| ConvRef::from(id.parse::<ConversationId>().expect("valid"));
+        let (left, kept) = (conversation("left"), conversation("kept"));
+        let session = people.join(bob.clone(), Arc::new(Sink));
+        for conversation in [&left, &kept] {
+            people.membership(conversation, &bob, Change::Added);
+        }
+        tokio::time::sleep(WINDOW * 2).await;
+        let watched = |conversation: &ConvRef| people.table().by_conversation.contains_key(&conversation.key);
+        assert!(watched(&left) && watched(&kept));
+        people.membership(&left, &bob, Change::Removed);
+        tokio::time::sleep(WINDOW * 2).await;
+        assert!(!watched(&left), "nobody watches it any more");
+        assert!(watched(&kept));
+        assert_eq!(people.table().watched[&session.id], BTreeSet::from([kept.key]));
+        drop(session);
+        assert!(!watched(&kept) && people.table().watched.is_empty());
+    }
+}

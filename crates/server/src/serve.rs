@@ -17,15 +17,19 @@ use crate::auth::secret::{Mode, NotLoopback, SecretError, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
+use crate::cluster::nodes::Nodes;
 use crate::config::{Config, StoreUrl};
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
+use crate::link::notices::Notices;
+use crate::link::{Link, NoLink};
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Parts, Router};
 use crate::runtime;
 use crate::turn::agents::InvalidAgents;
 
@@ -83,6 +87,15 @@ pub struct Started {
     pub mode: Mode,
 }
 
+/// How a node ended that was told to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Everything that was begun is finished, and every lease released.
+    InOrder,
+    /// The time for that ran out; what is left is left to the fence.
+    OutOfTime,
+}
+
 /// Runs a node until `stop` completes, or its lease is lost. `started` is called once the node is ready.
 ///
 /// # Errors
@@ -91,7 +104,7 @@ pub async fn run(
     config: Config,
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
+) -> Result<Ended, ServeError> {
     let StoreUrl::Sqlite(directory) = config.store.clone();
     let agents = Arc::new(config.agents()?);
     let key = SigningKey::load(config.auth.configured(), &directory, fresh_secret)?;
@@ -122,19 +135,27 @@ pub async fn run(
         validity: Validity::default(),
         limits: config.owner_limits(),
         metrics,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
     });
     let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
     let people = People::new(Arc::clone(&node));
-    let publishing = people.clone();
-    let on_published = Arc::new(move |conversation: &_, _seq| publishing.published(conversation));
-    let router = Router::start(Arc::clone(&node), Arc::clone(&agents), on_published);
-    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone()));
+    let link: Arc<dyn Link> = Arc::new(NoLink);
+    let notices = Notices::start(Arc::clone(&node), Arc::clone(&link));
+    let publishing = (people.clone(), notices.clone());
+    let on_published = Arc::new(move |conversation: &_, seq| {
+        publishing.0.published(conversation);
+        publishing.1.published(conversation, seq);
+    });
+    let router = Router::start(Arc::clone(&node), Parts { agents: Arc::clone(&agents), on_published, link });
+    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone(), None));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         router: router.clone(),
         people,
+        notices,
         cursors: Cursors::start(Arc::clone(&node)),
         agents,
         key: TokenKey::new(&key.secret)?,
@@ -158,8 +179,7 @@ pub async fn run(
         }
         LeaseState::Held => {
             readiness.advance(ReadinessState::Draining);
-            shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await;
-            Ok(())
+            Ok(shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await)
         }
     };
     // The heart beats until everything is released.
@@ -182,7 +202,7 @@ async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receive
     }
 }
 
-async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) {
+async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) -> Ended {
     gateway.shut_down();
     let in_order = async {
         router.shut_down().await;
@@ -193,7 +213,9 @@ async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: 
     };
     if tokio::time::timeout(limit, in_order).await.is_err() {
         tracing::warn!(limit_ms = limit.as_millis(), "the shutdown took too long; what is left is left to the fence");
+        return Ended::OutOfTime;
     }
+    Ended::InOrder
 }
 
 /// Opens the store. A predecessor that was killed a moment ago may still be on its way out, so a directory in use is tried

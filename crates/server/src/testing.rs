@@ -2,20 +2,28 @@
 
 use std::sync::Arc;
 
-use conch_store::Store;
+use conch_core::body::Body;
+use conch_core::conversation::{ConversationKind, Settings};
+use conch_core::ids::{ConvRef, ConversationId};
+use conch_core::record::{Draft, RecordKind};
 use conch_store::memory::MemoryStore;
+use conch_store::{NewConversation, Store};
 
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
 use crate::auth::token::TokenKey;
+use crate::cluster::nodes::Nodes;
 use crate::config::Config;
 use crate::cursors::Cursors;
+use crate::events::Events;
 use crate::gateway::{Components, Gateway};
 use crate::hub::Hubs;
+use crate::link::NoLink;
+use crate::link::notices::Notices;
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::people::People;
-use crate::router::Router;
+use crate::router::{Parts, Router};
 use crate::runtime;
 use crate::turn::agents::Agents;
 
@@ -32,6 +40,8 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         name: config.node.clone(),
         region: config.region.clone(),
         store,
+        nodes: Nodes::default(),
+        events: Events::new(Arc::clone(&seams.clock)),
         seams,
         timing: config.lease.timing(),
         validity: Validity::default(),
@@ -40,9 +50,59 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
     })
 }
 
+/// A new channel in a node's store.
+pub(crate) async fn channel(node: &Node, id: &str) -> ConvRef {
+    create(node, id, ConversationKind::Channel).await
+}
+
+/// A new conversation in a node's store; a session is with the demo agent.
+pub(crate) async fn create(node: &Node, id: &str, kind: ConversationKind) -> ConvRef {
+    let conversation = ConvRef::from(id.parse::<ConversationId>().expect("valid"));
+    let new = NewConversation {
+        conversation: conversation.clone(),
+        kind,
+        regions: Vec::new(),
+        home: node.region.clone(),
+        title: None,
+        agent: (kind == ConversationKind::Session).then(|| "demo".parse().expect("valid")),
+        settings: Settings::default(),
+        creator: "alice".parse().expect("valid"),
+        members: Vec::new(),
+    };
+    node.store.create_conversation(&new).await.expect("created");
+    conversation
+}
+
+/// A message of alice's.
+pub(crate) fn message(key: &str) -> Draft {
+    let body = Body::of(&serde_json::json!({"text": "hi"}));
+    Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
+}
+
+/// How often a limit was hit, as the metrics say.
+pub(crate) fn hits(node: &Node, queue: &str) -> u64 {
+    let page = node.metrics.encode("").1;
+    let name = format!("conch_limit_hits_total{{queue=\"{queue}\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&name)).expect("every queue is there");
+    value.parse().expect("a number")
+}
+
+/// Lets the other tasks run until a limit was hit, or for long enough to say that it is not.
+pub(crate) async fn hit(node: &Node, queue: &str) {
+    for _ in 0..10_000 {
+        if hits(node, queue) > 0 {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("the limit {queue} was not hit");
+}
+
 /// A router of a node.
 pub(crate) fn router(node: &Arc<Node>) -> Router {
-    Router::start(Arc::clone(node), Arc::new(Agents::default()), Arc::new(|_, _| {}))
+    let parts =
+        Parts { agents: Arc::new(Agents::default()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
+    Router::start(Arc::clone(node), parts)
 }
 
 /// A gateway in development mode.
@@ -52,6 +112,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
     Gateway::new(Components {
         hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
         people: People::new(Arc::clone(&node)),
+        notices: Notices::start(Arc::clone(&node), Arc::new(NoLink)),
         cursors: Cursors::start(Arc::clone(&node)),
         router,
         agents: Arc::new(Agents::default()),

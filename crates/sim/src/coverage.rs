@@ -49,6 +49,14 @@ counters! {
     halts = "processes halted",
     /// Processes that were stopped, replaced under their name, and continued.
     twins = "processes twinned",
+    /// Lifelines whose session was ended while their process lived.
+    cut_lifelines = "lifelines cut",
+    /// Times that the way between nodes, or all ways to the store, were cut.
+    cuts = "networks cut",
+    /// Deaths declared because a lease ran out.
+    expired = "leases declared expired",
+    /// Deaths declared because a process was gone.
+    processes_dead = "processes declared dead",
     /// Clocks that jumped.
     clock_jumps = "clock jumps",
     /// Failovers of the store that lost nothing.

@@ -3,6 +3,8 @@
 //! One seed decides everything: which task runs next, when a call fails, when a process dies. The same seed gives the
 //! same bytes ([`trace::Trace`]), so a failure is reproduced by its seed alone.
 //!
+//! Beside it, [`model`] goes through every order of events of ownership within bounds, without a server around it.
+//!
 //! Deliberately absent: real time, threads inside a run, sockets. What needs those is tested on real processes.
 
 pub mod client;
@@ -11,6 +13,8 @@ pub mod dice;
 pub mod executor;
 pub mod history;
 pub mod machine;
+pub mod model;
+pub mod network;
 pub mod observer;
 pub mod recorder;
 pub mod scenario;

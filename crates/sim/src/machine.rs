@@ -5,14 +5,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::death::{DeathWatch, Guard};
+use conch_core::heart::Rule;
 use conch_core::ids::{ConvRef, Incarnation, NodeName};
 use conch_core::lease::LeaseTiming;
 use conch_server::cluster::heartbeat::{self, LeaseState};
 use conch_server::cluster::membership;
+use conch_server::cluster::nodes::Nodes;
+use conch_server::events::Events;
 use conch_server::hub::{HubLimits, Hubs};
+use conch_server::link::NoLink;
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
-use conch_server::router::Router;
+use conch_server::router::{Parts, Router};
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
@@ -22,6 +27,7 @@ use tokio::sync::oneshot;
 use crate::coverage::Tally;
 use crate::dice::Dice;
 use crate::executor::{ClockStart, Executor, Process};
+use crate::network::{Network, SimulatedLink};
 use crate::recorder::Recorder;
 use crate::shared::{Shared, lock, shared};
 use crate::weather::{SeededPlan, Weather};
@@ -49,6 +55,15 @@ pub enum Proof {
     Lease,
 }
 
+/// What is removed from every node, to show that a check catches it.
+#[derive(Debug, Clone, Default)]
+pub struct Removed {
+    /// Guards of the judgement of deaths.
+    pub guards: Vec<Guard>,
+    /// A rule of the heartbeat.
+    pub rule: Option<Rule>,
+}
+
 /// A running node.
 #[derive(Clone)]
 pub struct Running {
@@ -62,6 +77,8 @@ pub struct Running {
     pub hubs: Hubs,
     /// The store as it reaches it.
     pub store: Arc<dyn Store>,
+    /// The node.
+    pub node: Arc<Node>,
 }
 
 /// What all machines share.
@@ -75,6 +92,10 @@ pub struct Site {
     pub limits: NodeLimits,
     /// What proves death.
     pub proof: Proof,
+    /// The way between nodes.
+    pub network: Network,
+    /// What is removed from the nodes.
+    pub removed: Removed,
     /// What happened.
     pub tally: Tally,
     /// The conversations.
@@ -122,6 +143,12 @@ impl Machine {
         lock(&self.state).process.clone().filter(Process::is_alive)
     }
 
+    /// Where its node listens for others.
+    #[must_use]
+    pub fn addr(&self) -> String {
+        format!("{}:1", self.name)
+    }
+
     /// Leaves the present process to itself, so that a twin can be started under the same name.
     pub fn disown(&self) {
         let mut state = lock(&self.state);
@@ -166,18 +193,28 @@ impl Machine {
             validity: Validity::default(),
             limits: limits.owner,
             metrics: Arc::new(Metrics::default()),
+            nodes: Nodes::default(),
+            events: Events::new(process.seams().clock),
         });
-        let started = heartbeat::start(&node, String::new()).await;
+        let network = self.site.network.clone();
+        network.listen(&self.addr(), node.me, process.clone());
+        let started = match self.site.removed.rule {
+            None => heartbeat::start(&node, self.addr()).await,
+            Some(rule) => heartbeat::start_without(&node, self.addr(), rule).await,
+        };
         let expelled = self.site.proof == Proof::Lease || expel_predecessors(&node).await;
         let (Ok(mut lease), true) = (started, expelled) else {
             process.note("cannot start");
             return process.kill();
         };
-        let router = Router::start(node.clone(), Arc::new(agents()), Arc::new(|_, _| {}));
+        let parts = Parts { agents: Arc::new(agents()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
+        let router = Router::start(node.clone(), parts);
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
         let me = node.me;
-        process.spawn("membership", membership::run(node, router.clone()));
-        let running = Running { me, process: process.clone(), router, hubs, store };
+        let link = Arc::new(SimulatedLink { network, addr: self.addr(), process: process.clone() });
+        let watch = DeathWatch::without(limits.timing, &self.site.removed.guards);
+        process.spawn("membership", membership::run_with(node.clone(), router.clone(), Some(link), watch));
+        let running = Running { me, process: process.clone(), router, hubs, store, node };
         self.serve(running);
         while lease.changed().await.is_ok() {
             if *lease.borrow() == LeaseState::Lost {

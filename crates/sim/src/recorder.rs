@@ -132,8 +132,6 @@ pass_on! {
         fn nodes() -> Vec<NodeRow>;
         fn set_draining(me: Incarnation) -> bool;
         fn deregister(me: Incarnation) -> bool;
-        fn declare_expired(dead: Incarnation, seen_beat: u64, ttl: Duration, margin: Duration) -> bool;
-        fn declare_process_dead(dead: Incarnation, seen_beat: u64, seen_lifeline: Lifeline) -> bool;
         fn expel(dead: Incarnation) -> bool;
         fn resolve(conversation: &ConvRef) -> Option<Resolution>;
         fn release(held: &Held, first_seq: Seq) -> bool;
@@ -141,6 +139,29 @@ pass_on! {
         special {
             fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
                 self.inner.lifelines()
+            }
+
+            async fn declare_expired(
+                &self,
+                dead: Incarnation,
+                seen_beat: u64,
+                ttl: Duration,
+                margin: Duration,
+            ) -> Result<bool, StoreError> {
+                let declared = self.inner.declare_expired(dead, seen_beat, ttl, margin).await?;
+                self.tally.count(|coverage| coverage.expired += u64::from(declared));
+                Ok(declared)
+            }
+
+            async fn declare_process_dead(
+                &self,
+                dead: Incarnation,
+                seen_beat: u64,
+                seen_lifeline: Lifeline,
+            ) -> Result<bool, StoreError> {
+                let declared = self.inner.declare_process_dead(dead, seen_beat, seen_lifeline).await?;
+                self.tally.count(|coverage| coverage.processes_dead += u64::from(declared));
+                Ok(declared)
             }
 
             async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use conch_store::LeaseStore as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Tasks that a halt may pick out, by the names that the server gives them.
 const TASKS: &[&str] =
-    &["owner", "hub", "group commit", "claim", "catch-up", "router sweep", "membership", "heartbeat", "request"];
+    &["owner", "hub", "group commit", "claim", "catch-up", "router sweep", "membership", "due", "heartbeat", "request"];
 
 /// Causes trouble for `duration` and waits until all of it is over.
 pub async fn cause(site: Site, machines: Vec<Machine>, mut dice: Dice, duration: Duration) {
@@ -31,7 +32,7 @@ pub async fn cause(site: Site, machines: Vec<Machine>, mut dice: Dice, duration:
     while site.executor.elapsed() < end {
         world.sleep(dice.between(Duration::from_millis(100), Duration::from_millis(3_000))).await;
         let machine = machines[dice.index(machines.len())].clone();
-        let trouble = draw(&site, machine, &mut dice);
+        let trouble = draw(&site, machine, &machines, &mut dice);
         let under_way = under_way.clone();
         world.spawn("trouble", async move {
             trouble.await;
@@ -43,12 +44,12 @@ pub async fn cause(site: Site, machines: Vec<Machine>, mut dice: Dice, duration:
     let _ = all_over.recv().await;
 }
 
-fn draw(site: &Site, machine: Machine, dice: &mut Dice) -> BoxFuture<'static, ()> {
+fn draw(site: &Site, machine: Machine, machines: &[Machine], dice: &mut Dice) -> BoxFuture<'static, ()> {
     let world = site.executor.world();
     // Mostly short, sometimes past a lease.
     let longest = if dice.chance(700) { Duration::from_millis(1_200) } else { LONGEST };
     let duration = dice.between(Duration::from_millis(5), longest);
-    match dice.below(20) {
+    match dice.below(24) {
         0..=2 => kill(site, &machine),
         3 => Box::pin(async move { machine.shut_down(PATIENCE).await }),
         4..=5 => halt(site, &machine, Halt::Process, duration),
@@ -59,6 +60,10 @@ fn draw(site: &Site, machine: Machine, dice: &mut Dice) -> BoxFuture<'static, ()
         10 | 11 => jump(site, &machine, duration),
         12 => calendar(site, dice),
         13 => failover(site),
+        14..=15 => cut_lifeline(site, machine),
+        16 => cut_all_lifelines(site),
+        17 => cut_network(site, machine, duration),
+        18 => outage(site, machines, duration),
         _ => weather(world, machine, dice, duration),
     }
 }
@@ -127,6 +132,52 @@ fn failover(site: &Site) -> BoxFuture<'static, ()> {
     let generation = site.recorder.inner().bump_generation();
     site.executor.world().note(format_args!("the store is in generation {generation} now"));
     nothing()
+}
+
+/// Ends the session of a live node's lifeline, as an operator does who terminates a backend.
+fn cut_lifeline(site: &Site, machine: Machine) -> BoxFuture<'static, ()> {
+    let site = site.clone();
+    Box::pin(async move {
+        let Some(running) = machine.running() else { return };
+        let rows = site.recorder.nodes().await.expect("the memory store does not fail by itself");
+        let row = rows.into_iter().find(|row| row.registration.incarnation == running.me);
+        if let Some(key) = row.and_then(|row| row.registration.lifeline)
+            && site.recorder.inner().cut_lifeline(key)
+        {
+            site.tally.count(|coverage| coverage.cut_lifelines += 1);
+            site.executor.world().note(format_args!("lifeline {} is cut", key.0));
+        }
+    })
+}
+
+fn cut_all_lifelines(site: &Site) -> BoxFuture<'static, ()> {
+    site.tally.count(|coverage| coverage.cut_lifelines += 1);
+    site.executor.world().note("all lifelines are cut");
+    site.recorder.inner().cut_all_lifelines();
+    nothing()
+}
+
+fn cut_network(site: &Site, machine: Machine, duration: Duration) -> BoxFuture<'static, ()> {
+    site.tally.count(|coverage| coverage.cuts += 1);
+    let (world, network) = (site.executor.world(), site.network.clone());
+    network.cut(&machine.addr());
+    Box::pin(async move {
+        world.sleep(duration).await;
+        network.mend(&machine.addr());
+    })
+}
+
+/// Nobody reaches the store.
+fn outage(site: &Site, machines: &[Machine], duration: Duration) -> BoxFuture<'static, ()> {
+    site.tally.count(|coverage| coverage.cuts += 1);
+    let (world, machines) = (site.executor.world(), machines.to_vec());
+    let all = move |weather| machines.iter().for_each(|machine| *lock(&machine.weather) = weather);
+    world.note("nobody reaches the store");
+    all(Weather::Cut);
+    Box::pin(async move {
+        world.sleep(duration).await;
+        all(Weather::Calm);
+    })
 }
 
 fn weather(world: Process, machine: Machine, dice: &mut Dice, duration: Duration) -> BoxFuture<'static, ()> {

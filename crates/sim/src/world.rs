@@ -22,7 +22,8 @@ use crate::coverage::{Coverage, Tally};
 use crate::dice::Dice;
 use crate::executor::{Executor, Limits, Process};
 use crate::history::History;
-use crate::machine::{Machine, Site};
+use crate::machine::{Machine, Removed, Site};
+use crate::network::Network;
 use crate::observer::Observer;
 use crate::recorder::{Answer, Recorder};
 use crate::scenario::Scenario;
@@ -145,6 +146,8 @@ impl Play {
             recorder,
             limits: scenario.limits,
             proof: scenario.proof,
+            network: Network::default(),
+            removed: Removed::default(),
             tally: tally.clone(),
             conversations: conversations.clone(),
             complaints: Shared::default(),

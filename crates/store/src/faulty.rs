@@ -16,8 +16,9 @@ use conch_core::time::Timestamp;
 
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store, StoreError, Summary, SummaryPage,
+    CursorOutcome, DueRow, Held, HeldLifeline, Landed, LeaseStore, Lifeline, Lifelines, LifelinesSeen, LogStore,
+    Member, MembershipChange, NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store, StoreError,
+    Summary, SummaryPage,
 };
 
 /// A boxed future, as the plan and the spawner use it.
@@ -30,6 +31,8 @@ pub type Spawner = Arc<dyn Fn(BoxFuture<()>) + Send + Sync>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "each is the method of the same name")]
 pub enum Call {
+    HoldLifeline,
+    ObserveLifelines,
     Register,
     Renew,
     ReplaceLifeline,
@@ -76,7 +79,8 @@ impl Call {
     pub fn is_read(self) -> bool {
         matches!(
             self,
-            Self::Nodes
+            Self::ObserveLifelines
+                | Self::Nodes
                 | Self::Resolve
                 | Self::Log
                 | Self::Range
@@ -182,6 +186,25 @@ impl<S: Store> FaultyStore<S> {
     }
 }
 
+/// A store's lifelines seen through its plan. What is held already is not the plan's to end.
+struct FaultyLifelines<S> {
+    store: FaultyStore<S>,
+    lifelines: Arc<dyn Lifelines>,
+}
+
+#[async_trait]
+impl<S: Store> Lifelines for FaultyLifelines<S> {
+    async fn hold(&self) -> Result<HeldLifeline, StoreError> {
+        let lifelines = Arc::clone(&self.lifelines);
+        self.store.call(Call::HoldLifeline, |_| async move { lifelines.hold().await }).await
+    }
+
+    async fn observe(&self) -> Result<LifelinesSeen, StoreError> {
+        let lifelines = Arc::clone(&self.lifelines);
+        self.store.call(Call::ObserveLifelines, |_| async move { lifelines.observe().await }).await
+    }
+}
+
 fn lost(call: Call) -> StoreError {
     let detail = format!("{call:?}: injected by the fault plan");
     if call.is_read() { StoreError::Unavailable(detail) } else { StoreError::Ambiguous(detail) }
@@ -209,7 +232,8 @@ impl<S: Store> LeaseStore for FaultyStore<S> {
     }
 
     fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
-        self.inner.lifelines()
+        let lifelines = self.inner.lifelines()?;
+        Some(Arc::new(FaultyLifelines { store: self.clone(), lifelines }))
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {

@@ -5,14 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use conch_core::death::Lifeline;
 use conch_core::ids::{ConvKey, ConvRef, Epoch, Generation, Incarnation, NodeName, Region, Seq};
 use tokio::sync::oneshot;
 
 use crate::StoreError;
-
-/// The key of a lifeline: a lock that a process holds in the store on a session of its own, for as long as it lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Lifeline(pub i64);
 
 /// A lifeline that this process holds; dropping it gives it up.
 pub struct HeldLifeline {

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Conversation } from '../../../console/core/conversation.js';
+import { Conversation } from '../../../clients/typescript/core/conversation.js';
 import { Socket } from '../../../console/core/socket.js';
-import { Refusal } from '../../../console/core/errors.js';
+import { Refusal } from '../../../clients/typescript/core/errors.js';
 import { FakeClock, counter, fakeStorage, fakeWebSockets, message, never, settle } from './fakes.js';
 
 const TOPIC = 'conversation:c';
@@ -21,7 +21,7 @@ function world(more = {}) {
       return { messages: [], head_seq: 0, log: 'l.1', more: false, ...page };
     },
   };
-  const conversation = new Conversation({ id: 'c', me: 'alice', api, socket, clock, random: never, newId: counter('k'), storage: fakeStorage(), ...more });
+  const conversation = new Conversation({ id: 'c', me: () => 'alice', api, socket, clock, random: never, newId: counter('k'), storage: fakeStorage(), ...more });
   const push = (event, payload) => sockets.latest.push(null, null, TOPIC, event, payload);
   return { clock, sockets, socket, pages, asked, conversation, push, seqs: () => conversation.timeline.records.map(({ seq }) => seq) };
 }
@@ -206,4 +206,51 @@ test('a message waits for what must come before it, and no longer', async () => 
   push('message', message(1, 'first', { sender: 'alice', client_msg_id: 'k1' }));
   conversation.say('second');
   assert.equal(sockets.latest.count('message'), 2);
+});
+
+test('begins behind a position that is known, whose log the reply names', async () => {
+  const { conversation, sockets, socket, asked, push, seqs } = world({ start: { after: 7 } });
+  socket.connect();
+  await settle();
+  sockets.latest.open();
+  assert.deepEqual(sockets.latest.last('phx_join')[4], { after: 7 });
+  sockets.latest.reply('phx_join', { catchup: 'streaming', head_seq: 12, log: 'l.1' });
+  await settle();
+  push('message', message(7, 'known'));
+  push('message', message(12, 'new'));
+  push('caught_up', { seq: 12 });
+  assert.deepEqual([seqs(), conversation.status, asked.length], [[12], 'live', 0]);
+  assert.deepEqual(conversation.timeline.joinParams(), { after: 12, log: 'l.1' });
+});
+
+test('begins at the head, and resumes from there although nothing was said', async () => {
+  const { sockets, socket, clock } = world({ start: 'head' });
+  socket.connect();
+  await settle();
+  sockets.latest.open();
+  assert.deepEqual(sockets.latest.last('phx_join')[4], {});
+  sockets.latest.reply('phx_join', { catchup: 'streaming', head_seq: 12, log: 'l.1' });
+  await settle();
+  sockets.latest.lose();
+  await clock.advance(1_000);
+  sockets.latest.open();
+  assert.deepEqual(sockets.latest.last('phx_join')[4], { after: 12, log: 'l.1' });
+});
+
+test('nothing is shown after a resync whose page is still to come', async () => {
+  const { pages, push, clock, seqs } = await live({ messages: [message(3, 'a')], head_seq: 3 });
+  pages.push(new Refusal({ code: 'disconnected' }), { messages: [message(9, 'z')], head_seq: 9 });
+  push('resync', { log: 'l.1', head_seq: 9 });
+  await settle();
+  push('message', message(10, 'not yet'));
+  assert.deepEqual(seqs(), [3]);
+  await clock.advance(2_000);
+  assert.deepEqual(seqs(), [9]);
+});
+
+test("another sender's record under my key does not settle my message", async () => {
+  const { conversation, push } = await live({ messages: [], head_seq: 0 });
+  conversation.say('hello');
+  push('message', message(2, 'theirs', { sender: 'mallory', client_msg_id: 'k1' }));
+  assert.equal(conversation.outbox.entries.length, 1);
 });

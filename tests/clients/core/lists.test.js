@@ -4,16 +4,17 @@ import { test } from 'node:test';
 import { Admission } from '../../../console/core/admission.js';
 import { Api } from '../../../console/core/api.js';
 import { connectionState } from '../../../console/core/connection.js';
-import { obeyDirectives } from '../../../console/core/directive.js';
-import { Refusal, parseDirective } from '../../../console/core/errors.js';
+import { obeyDirectives } from '../../../clients/typescript/core/directive.js';
+import { Refusal, parseDirective } from '../../../clients/typescript/core/errors.js';
 import { flow } from '../../../console/core/flow.js';
 import { developmentSubject, directId, isChannelId, isConversationId, parseConversationId, slug } from '../../../console/core/identifiers.js';
 import { Inbox } from '../../../console/core/inbox.js';
-import { Presence } from '../../../console/core/presence.js';
+import { Presence } from '../../../clients/typescript/core/presence.js';
 import { plainLine } from '../../../console/core/preview.js';
-import { Session, claims, tokenProtocols } from '../../../console/core/session.js';
+import { Session } from '../../../console/core/session.js';
+import { claims, tokenProtocols } from '../../../clients/typescript/core/token.js';
 import { Socket } from '../../../console/core/socket.js';
-import { Turns } from '../../../console/core/turns.js';
+import { Turns } from '../../../clients/typescript/core/turns.js';
 import { FakeClock, fakeStorage, fakeWebSockets, message, never, settle } from './fakes.js';
 
 test('the inbox is what the server pushed since the last join, newest activity first', async () => {
@@ -219,7 +220,7 @@ test('writing makes a member: once, and not again where that was refused', async
 
 test('creating says whether there was one already', async () => {
   const statuses = [201, 200];
-  const api = new Api({ fetch: async () => new Response('{"id":"c"}', { status: statuses.shift() }), token: () => 't' });
+  const api = new Api({ fetch: async () => new Response('{"id":"c"}', { status: statuses.shift() }), token: () => 't', clock: new FakeClock() });
   assert.deepEqual(await api.create('c', { kind: 'channel' }), { conversation: { id: 'c' }, isNew: true });
   assert.deepEqual(await api.create('c', { kind: 'channel' }), { conversation: { id: 'c' }, isNew: false });
 });

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Socket } from '../../../console/core/socket.js';
-import { Refusal } from '../../../console/core/errors.js';
-import { reconnectDelay } from '../../../console/core/directive.js';
+import { Refusal } from '../../../clients/typescript/core/errors.js';
+import { reconnectDelay } from '../../../clients/typescript/core/reconnection.js';
 import { FakeClock, fakeWebSockets, settle } from './fakes.js';
 
 function world({ authorize = async () => ['phoenix'], random = () => 0 } = {}) {
@@ -27,7 +27,7 @@ test('joins, pushes and gets the reply of the right frame', async () => {
   sockets.latest.reply('phx_join', { reconnect_jitter_ms: 900 });
   await settle();
   assert.equal(channel.state, 'joined');
-  assert.equal(socket.jitterMs, 900);
+  assert.equal(socket.reconnection.jitterMs, 900);
   const answers = [channel.push('message', { n: 1 }), channel.push('message', { n: 2 })];
   const [first, second] = sockets.latest.sent.slice(-2);
   sockets.latest.push('1', second[1], 'conversation:c', 'phx_reply', { status: 'error', response: { code: 'rate_limited', retry: { after_ms: 5, budget_ms: 50 } } });
@@ -115,14 +115,14 @@ test('reconnection delays stay in their bounds', () => {
 
 test('a token that has run out is no storm: no jitter before the next attempt', async () => {
   const { socket, sockets, clock } = await opened({ random: () => 1 });
-  socket.jitterMs = 30_000;
+  socket.reconnection.jitterMs = 30_000;
   sockets.latest.lose(1008);
   assert.equal(socket.retryAt - clock.now(), 400);
 });
 
 test('a reconnect event leaves now and comes back after its delay plus jitter', async () => {
   const { socket, sockets, clock } = await opened({ random: () => 0.5 });
-  socket.jitterMs = 1_000;
+  socket.reconnection.jitterMs = 1_000;
   socket.channel('t', () => ({})).join();
   sockets.latest.push(null, null, 't', 'reconnect', { after_ms: 5_000 });
   assert.equal(sockets.opened[0].readyState, 3);

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Timeline, isRecord } from '../../../console/core/timeline.js';
+import { Timeline, isRecord } from '../../../clients/typescript/core/timeline.js';
 import { message } from './fakes.js';
 
 const page = (records, more = {}) => ({ messages: records, head_seq: records.at(-1)?.seq ?? 0, log: 'l.1', more: false, ...more });

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Turns, turnOf } from '../../../console/core/turns.js';
+import { Turns, turnOf } from '../../../clients/typescript/core/turns.js';
 import { message } from './fakes.js';
 
 const record = (seq, kind, body, more = {}) => ({ seq, kind, conversation: 'c', sender: '@x', at: '2026-11-30T10:00:00.000Z', epoch: 1, turn: 5, body, ...more });

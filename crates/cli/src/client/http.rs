@@ -30,6 +30,9 @@ impl Endpoint {
     /// # Errors
     /// A sentence that names the URL and what is wrong with it.
     pub fn new(url: &str, token: Option<String>) -> Result<Self, String> {
+        if !url.contains("://") {
+            return Err(format!("url {url:?}: must begin with http://, such as http://127.0.0.1:4000"));
+        }
         let base = Url::parse(url).map_err(|error| format!("url {url:?}: {error}"))?;
         if base.scheme() != "http" {
             return Err(format!(
@@ -59,6 +62,12 @@ impl Endpoint {
     pub fn authority(&self) -> String {
         let host = self.base.host_str().unwrap_or_default();
         format!("{host}:{}", self.base.port_or_known_default().unwrap_or(80))
+    }
+
+    /// Where people see a conversation in a browser.
+    #[must_use]
+    pub fn console(&self, conversation: &str) -> String {
+        format!("http://{}/#/c/{conversation}", self.authority())
     }
 
     /// True if the server is on this machine.
@@ -285,7 +294,8 @@ mod tests {
         for (url, why) in [
             ("nonsense", "nonsense"),
             ("https://example.org", "only http://"),
-            ("mailto:a@example.org", "only http://"),
+            ("mailto:a@example.org", "must begin with http://"),
+            ("localhost:4000", "must begin with http://"),
         ] {
             let Err(message) = Endpoint::new(url, None) else { panic!("{url} was taken") };
             assert!(message.contains(why), "{message}");

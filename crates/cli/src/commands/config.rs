@@ -47,6 +47,8 @@ pub(super) fn flags(args: &ServeArgs) -> Flags {
         region: args.region.clone(),
         listen: args.listen.clone(),
         ops_listen: args.ops_listen.clone(),
+        link_listen: args.link_listen.clone(),
+        link_advertise: args.link_advertise.clone(),
         store: args.store.clone(),
         log_format: args.log_format.clone(),
         log_level: args.log_level.clone(),

@@ -1,5 +1,6 @@
 //! `conch create`, `conch conversations` and `conch members`.
 
+use conch_core::ids::AgentName;
 use serde_json::{Value, json};
 
 use super::call;
@@ -30,8 +31,43 @@ pub(crate) async fn create(args: &CreateArgs, output: &Output) -> Result<(), Fai
     }
     let request = Request::put(&["v1", "conversations", conversation], body);
     let answer = call(&client, &request, args.target.budget, output).await?;
-    let how = if answer.status == 201 { "created" } else { "exists already" };
-    output.result(&answer.body, || format!("{} {conversation} {how}", args.kind))
+    let existed = if answer.status == 201 { Existed::No } else { Existed::Before };
+    output.result(&answer.body, || {
+        let how = if existed == Existed::No { "created" } else { "exists already" };
+        format!("{} {conversation} {how}\n  {}", args.kind, client.endpoint().console(conversation))
+    })?;
+    if existed == Existed::Before {
+        for ignored in ignored(args, &answer.body) {
+            output.warning(&ignored);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a conversation was there before it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Existed {
+    No,
+    Before,
+}
+
+/// What was asked for and had no effect, because the conversation existed and is otherwise.
+fn ignored(args: &CreateArgs, conversation: &Value) -> Vec<String> {
+    let mut ignored = Vec::new();
+    let mut differs = |flag: &str, asked: Option<&str>, key: &str| {
+        let found = conversation[key].as_str();
+        if asked.is_some() && asked != found {
+            let has = found.map_or("has none".to_owned(), |found| format!("keeps {:?}", one_line(found)));
+            ignored.push(format!("{flag} has no effect: {} exists already and {has}", args.conversation.as_str()));
+        }
+    };
+    differs("--title", args.title.as_deref(), "title");
+    differs("--agent", args.agent.as_ref().map(AgentName::as_str), "agent");
+    if !args.members.is_empty() {
+        let id = args.conversation.as_str();
+        ignored.push(format!("--member has no effect: {id} exists already; see conch members {id} add"));
+    }
+    ignored
 }
 
 pub(crate) async fn list(args: &ConversationsArgs, output: &Output) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ pub(crate) mod config;
 pub(crate) mod conversation;
 pub(crate) mod history;
 mod live;
+pub(crate) mod nodes;
 pub(crate) mod send;
 pub(crate) mod serve;
 pub(crate) mod tail;

@@ -2,7 +2,7 @@
 
 use conch_server::auth::secret::Mode;
 use conch_server::config::{Config, LogFormat};
-use conch_server::serve::{self, Started};
+use conch_server::serve::{self, Ended, Started};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -29,8 +29,22 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
                 tracing::warn!(failure = failure.message, "the addresses could not be printed");
             }
         };
-        serve::run(config, started, stop).await.map_err(|error| Failure::other(error.to_string()))
+        let stop = async {
+            stop.await;
+            output.notice("Conch stops: it takes nothing new and finishes what was begun.");
+        };
+        let ended = serve::run(config, started, stop).await.map_err(|error| Failure::other(error.to_string()))?;
+        output.notice(farewell(ended));
+        Ok(())
     })
+}
+
+/// How it ended, for people.
+fn farewell(ended: Ended) -> &'static str {
+    match ended {
+        Ended::InOrder => "Conch has stopped: everything is finished, and every lease released.",
+        Ended::OutOfTime => "Conch has stopped: the time ran out (limits.drain_ms), so some leases end by themselves.",
+    }
 }
 
 /// Logs go to standard error; `RUST_LOG` refines the configured level.

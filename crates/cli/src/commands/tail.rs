@@ -54,6 +54,16 @@ pub(crate) async fn run(args: &TailArgs, output: &Output) -> Result<(), Failure>
     }
 }
 
+/// Why a position was of no use: the one that was asked for, or the one that was reached.
+fn why(after: Option<u64>, head_seq: Seq) -> String {
+    match after {
+        Some(after) if after > head_seq.0 => {
+            format!("--after {after} is beyond the end: the newest number is {head_seq}")
+        }
+        _ => "the position is too old, or of another log".to_owned(),
+    }
+}
+
 /// Whether the cursor stands at the beginning of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
@@ -93,7 +103,7 @@ impl Tail<'_> {
                 self.output.json(&json!({"event": "resync", "data": {"log": log, "head_seq": head_seq}}))?
             }
             Format::Human => {
-                self.output.notice("— the position is too old, or of another log; here is the latest page —")
+                self.output.notice(&format!("— {}; here is the latest page —", why(self.args.after, head_seq)))
             }
         }
         self.live = LiveText::default();
@@ -213,6 +223,14 @@ fn spoken(record: &Record) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_position_beyond_the_end_is_told_from_one_that_is_too_old() {
+        assert_eq!(why(Some(10), Seq(9)), "--after 10 is beyond the end: the newest number is 9");
+        for after in [None, Some(0), Some(9)] {
+            assert!(why(after, Seq(9)).contains("too old"), "{after:?}");
+        }
+    }
 
     #[test]
     fn a_live_event_is_one_value_whatever_it_holds() {

@@ -8,7 +8,7 @@ fn run(arguments: &[&str]) -> Done {
 
 #[test]
 fn a_wrong_command_line_is_exit_code_2() {
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "Usage"),
         (&["sing"], "unrecognized subcommand"),
         (&["serve", "--sing"], "--sing"),
@@ -19,6 +19,9 @@ fn a_wrong_command_line_is_exit_code_2() {
         (&["history", "room", "--kinds", "song"], "is not a record kind"),
         (&["token", "--sub", "alice", "--ttl", "soon"], "is not a duration"),
         (&["token", "--sub", "alice", "--can", "fly"], "possible values"),
+        (&["history", "room", "--url", "127.0.0.1:4000"], "must begin with http://"),
+        (&["history", "room", "--url", "localhost:4000"], "must begin with http://"),
+        (&["history", "room", "--url", "https://localhost:4000"], "only http:// is supported"),
     ];
     for (arguments, why) in cases {
         let done = run(arguments);

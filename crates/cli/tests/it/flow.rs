@@ -61,7 +61,13 @@ fn every_command_prints_json_lines_and_the_documented_code() {
     let _node = home.start();
     let created = home.run(&["create", "room", "--title", "The room", "--member", "bob"]);
     assert_eq!((created.code, created.line()["id"].as_str()), (0, Some("room")), "{created:?}");
-    assert_eq!(home.run(&["create", "room"]).code, 0, "again is no mistake");
+    let again = home.run(&["create", "room", "--title", "The room"]);
+    assert_eq!((again.code, again.stderr.as_str()), (0, ""), "again is no mistake: {again:?}");
+    let otherwise = home.run(&["create", "room", "--title", "Another", "--member", "carol"]);
+    assert_eq!((otherwise.code, &otherwise.line()["title"]), (0, &"The room".into()), "{otherwise:?}");
+    let warnings: Vec<&str> = otherwise.stderr.lines().collect();
+    assert_eq!(warnings.len(), 2, "{otherwise:?}");
+    assert!(warnings[0].contains("--title has no effect") && warnings[1].contains("--member has no effect"));
     let other_kind = home.run(&["create", "room", "--kind", "session", "--agent", "demo"]);
     assert_eq!(other_kind.code, 3, "{other_kind:?}");
 
@@ -90,6 +96,32 @@ fn every_command_prints_json_lines_and_the_documented_code() {
     assert_eq!(unknown.code, 3, "{unknown:?}");
     let verified = home.run(&["verify", "--store", &home.store()]);
     assert_eq!((verified.code, verified.line()["violations_total"].as_u64()), (0, Some(0)), "{verified:?}");
+}
+
+#[test]
+fn nodes_are_listed_and_a_dead_one_can_be_expelled() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let node = home.start();
+    let listed = until("the node to have seen itself", || {
+        let done = home.run(&["nodes"]);
+        assert_eq!(done.code, 0, "{done:?}");
+        done.lines().first().cloned()
+    });
+    assert_eq!((&listed["name"], &listed["owned"], &listed["draining"]), (&"conch-1".into(), &0.into(), &false.into()));
+    let incarnation = listed["incarnation"].as_str().expect("a UUID").to_owned();
+    let store = home.store();
+    let expel = |incarnation: &str| home.run(&["expel", incarnation, "--store", &store]);
+    let refused = expel(&incarnation);
+    assert_eq!(refused.code, 1, "its process lives and holds the directory: {refused:?}");
+    assert_eq!(expel("not-a-uuid").code, 2);
+    drop(node);
+    let expelled = expel(&incarnation);
+    assert_eq!(
+        (expelled.code, &expelled.line()["expelled"]),
+        (0, &false.into()),
+        "the lock had proved it: {expelled:?}"
+    );
 }
 
 #[test]

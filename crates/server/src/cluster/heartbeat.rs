@@ -1,15 +1,22 @@
-//! The heartbeat: renews the node's one lease row, whatever the node owns.
+//! The heartbeat: renews the node's one lease row, whatever the node owns, and keeps its lifeline.
 //!
-//! It runs on a thread of its own (in production) so that no busy runtime can starve it. A failed renewal never ends it:
-//! it tries again, and validity simply runs out in the meantime. A row that is gone ends the node: whoever deleted it has
-//! declared this incarnation dead, and a dead one never registers again.
+//! It runs on a thread of its own (in production) so that no busy runtime can starve it. What it does next is decided by
+//! [`conch_core::heart::Heart`]: a failed renewal never ends it; a lost lifeline freezes the node until a new one is in its
+//! row; a row that is gone ends the node, for whoever deleted it has declared this incarnation dead, and a dead one never
+//! registers again.
+//!
+//! Invariant: validity is written here and nowhere else.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use conch_store::{Registration, StoreError};
+use conch_core::heart::{Heart, Next, Renewal};
+use conch_core::time::Monotonic;
+use conch_store::{HeldLifeline, Registration, StoreError};
+use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
+use super::within;
+use crate::events::Event;
 use crate::node::Node;
 
 /// How the node's lease stands.
@@ -21,62 +28,188 @@ pub enum LeaseState {
     Lost,
 }
 
-/// Registers the node and starts its heartbeat. Validity counts from before the request was sent.
+/// Takes a lifeline where the store has them, registers the node with it, and starts its heartbeat. Validity counts from
+/// before the request was sent. `address` is the advertised one of the node's link; empty without one.
 ///
 /// # Errors
-/// The store's, when the first registration fails.
+/// The store's, when the lifeline or the registration fails.
 pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<LeaseState>, StoreError> {
+    begin(node, address, std::convert::identity).await
+}
+
+/// The same with a rule removed, to show that a check catches it.
+///
+/// # Errors
+/// As [`start`].
+#[cfg(feature = "mutants")]
+pub async fn start_without(
+    node: &Arc<Node>,
+    address: String,
+    rule: conch_core::heart::Rule,
+) -> Result<watch::Receiver<LeaseState>, StoreError> {
+    begin(node, address, move |heart| heart.without(rule)).await
+}
+
+async fn begin(
+    node: &Arc<Node>,
+    address: String,
+    mutate: impl FnOnce(Heart) -> Heart,
+) -> Result<watch::Receiver<LeaseState>, StoreError> {
+    // Held before the row exists, so that nobody sees a row without its lock.
+    let line = match node.store.lifelines() {
+        Some(lifelines) => Some(lifelines.hold().await?),
+        None => None,
+    };
+    let lifeline = line.as_ref().map(|line| line.key);
     let registration = Registration {
         incarnation: node.me,
         node: node.name.clone(),
         region: node.region.clone(),
         addr: address,
-        lifeline: None,
+        lifeline,
     };
     let sent = node.seams.now();
     node.store.register(&registration, node.timing.ttl).await?;
-    let valid_until = node.timing.valid_until(sent);
-    node.validity.set(valid_until);
-    node.metrics.lease_valid_for(valid_until.since(node.seams.now()));
     let (state, observed) = watch::channel(LeaseState::Held);
-    node.seams.spawner.spawn_dedicated("heartbeat", Box::pin(run(Arc::clone(node), state)));
+    let heart = mutate(Heart::registered(node.timing, sent, lifeline));
+    let beating = Beating { node: Arc::clone(node), heart, line, state };
+    beating.tell();
+    node.seams.spawner.spawn_dedicated("heartbeat", Box::pin(beating.run()));
     Ok(observed)
 }
 
-async fn run(node: Arc<Node>, state: watch::Sender<LeaseState>) {
-    let mut failures = 0_u32;
-    loop {
-        // Both branches are cancel safe.
-        tokio::select! {
-            biased;
-            () = state.closed() => return, // The node has shut down.
-            () = node.seams.sleep(pause(&node, failures)) => {}
-        }
-        let sent = node.seams.now();
-        match node.store.renew(node.me, node.timing.ttl).await {
-            Ok(Some(_beat)) => {
-                let valid_until = node.timing.valid_until(sent);
-                node.validity.set(valid_until);
-                node.metrics.lease_valid_for(valid_until.since(node.seams.now()));
-                failures = 0;
+/// Why a pause ended.
+enum Woken {
+    /// The node has shut down.
+    Closed,
+    /// The lifeline was lost.
+    Lost,
+    /// It is time.
+    Due,
+}
+
+struct Beating {
+    node: Arc<Node>,
+    heart: Heart,
+    /// The session of the lifeline in the row, or of the one to be written into it.
+    line: Option<HeldLifeline>,
+    state: watch::Sender<LeaseState>,
+}
+
+impl Beating {
+    async fn run(mut self) {
+        loop {
+            match self.rest().await {
+                Woken::Closed => return,
+                Woken::Lost => self.lose_lifeline(),
+                Woken::Due => {}
             }
-            Ok(None) => {
-                node.validity.end();
-                tracing::error!(incarnation = %node.me, "the node's lease row is gone; this process ends");
-                let _ = state.send(LeaseState::Lost);
+            let (me, ttl, store) = (self.node.me, self.node.timing.ttl, Arc::clone(&self.node.store));
+            let renewal = match self.heart.next() {
+                Next::Renew => self.renew(Box::pin(async move { store.renew(me, ttl).await })).await,
+                Next::Replace(key) => {
+                    self.renew(Box::pin(async move { store.replace_lifeline(me, ttl, key).await })).await
+                }
+                Next::Hold => {
+                    self.hold().await;
+                    continue;
+                }
+                Next::End => return,
+            };
+            self.tell();
+            if renewal == Renewal::NoRow && self.heart.next() == Next::End {
+                tracing::error!(incarnation = %me, "the node's lease row is gone; this process ends");
+                self.node.events.record(Event::LeaseLost);
+                let _ = self.state.send(LeaseState::Lost);
                 return;
-            }
-            Err(error) => {
-                failures += 1;
-                node.metrics.heartbeat_failures.inc();
-                node.metrics.lease_valid_for(node.validity.until().since(node.seams.now()));
-                tracing::warn!(%error, failures, "a lease renewal failed");
             }
         }
     }
+
+    async fn rest(&mut self) -> Woken {
+        // All branches are cancel safe.
+        tokio::select! {
+            biased;
+            () = self.state.closed() => Woken::Closed,
+            () = lost(&mut self.line) => Woken::Lost,
+            () = self.node.seams.sleep(self.heart.pause()) => Woken::Due,
+        }
+    }
+
+    /// Sends a renewal and awaits it for a beat at most: one that hangs must not keep the next one from being sent.
+    async fn renew(&mut self, mut call: BoxFuture<'static, Result<Option<u64>, StoreError>>) -> Renewal {
+        let sent = self.node.seams.now();
+        let mut give_up = self.node.seams.sleep(self.node.timing.beat);
+        let answer = loop {
+            // All branches are cancel safe; a call that is given up may still be applied, which harms nothing.
+            tokio::select! {
+                biased;
+                () = lost(&mut self.line) => self.lose_lifeline(),
+                answer = &mut call => break answer,
+                () = &mut give_up => break Err(StoreError::Unavailable("no answer within a beat".to_owned())),
+            }
+        };
+        let renewal = match answer {
+            Ok(Some(_beat)) => Renewal::Renewed,
+            Ok(None) => Renewal::NoRow,
+            Err(error) => {
+                self.warn(&error);
+                Renewal::Failed
+            }
+        };
+        self.heart.renewed(sent, self.node.seams.now(), renewal);
+        renewal
+    }
+
+    async fn hold(&mut self) {
+        let Some(lifelines) = self.node.store.lifelines() else { return self.heart.failed() };
+        match within(&self.node.seams, self.node.timing.beat, lifelines.hold()).await {
+            Some(Ok(line)) => {
+                self.heart.holds(line.key);
+                self.line = Some(line);
+            }
+            Some(Err(error)) => {
+                self.warn(&error);
+                self.heart.failed();
+            }
+            None => {
+                self.warn(&StoreError::Unavailable("no lifeline within a beat".to_owned()));
+                self.heart.failed();
+            }
+        }
+    }
+
+    fn lose_lifeline(&mut self) {
+        tracing::warn!(incarnation = %self.node.me, "the lifeline was lost; the node waits until it has a new one");
+        self.line = None;
+        self.heart.lost_lifeline();
+        self.node.events.record(Event::LifelineLost);
+        self.tell();
+    }
+
+    fn warn(&self, error: &StoreError) {
+        self.node.metrics.heartbeat_failures.inc();
+        tracing::warn!(%error, failures = self.heart.failures() + 1, "a lease renewal failed");
+    }
+
+    /// Tells the node how it stands.
+    fn tell(&self) {
+        let own = self.heart.own();
+        self.node.validity.stand(own);
+        let left = if own.valid_until == Monotonic(0) {
+            Default::default()
+        } else {
+            own.valid_until.since(self.node.seams.now())
+        };
+        self.node.metrics.lease_valid_for(left);
+    }
 }
 
-/// A beat, or after a failure a tenth of one, so that a short outage of the store costs no validity.
-fn pause(node: &Node, failures: u32) -> Duration {
-    if failures == 0 { node.timing.beat } else { node.timing.beat / 10 }
+/// Completes when the session of a lifeline is lost; never without one. Cancel safe.
+async fn lost(line: &mut Option<HeldLifeline>) {
+    match line {
+        // An error is the loss: nothing is ever sent.
+        Some(line) => drop((&mut line.lost).await),
+        None => std::future::pending().await,
+    }
 }

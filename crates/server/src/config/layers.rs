@@ -98,6 +98,10 @@ pub struct Flags {
     pub listen: Option<String>,
     /// `--ops-listen`
     pub ops_listen: Option<String>,
+    /// `--link-listen`
+    pub link_listen: Option<String>,
+    /// `--link-advertise`
+    pub link_advertise: Option<String>,
     /// `--store`
     pub store: Option<String>,
     /// `--log-format`
@@ -206,6 +210,8 @@ pub(super) fn read_flags(flags: Flags, into: &mut Layers) -> Result<(), ConfigEr
         ("region", "region", flags.region),
         ("listen", "listen", flags.listen),
         ("ops-listen", "ops_listen", flags.ops_listen),
+        ("link-listen", "link_listen", flags.link_listen),
+        ("link-advertise", "link_advertise", flags.link_advertise),
         ("store", "store", flags.store),
         ("log-format", "log.format", flags.log_format),
         ("log-level", "log.level", flags.log_level),

@@ -17,9 +17,9 @@ pub use crate::auth::secret::{HIDDEN, Secret};
 pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
 pub use reference::reference;
 pub use sections::{
-    Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, Log, Rate, Sequencer, fields,
+    Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
 };
-pub use values::{AgentKind, LogFormat, LogLevel, StoreUrl};
+pub use values::{AgentKind, LinkAddr, LogFormat, LogLevel, StoreUrl};
 
 use crate::auth::secret::SECRET_MIN_BYTES;
 use field::Allowed;
@@ -76,7 +76,35 @@ impl Config {
             return Err(ConfigError::Ratio(format!("listen and ops_listen must differ; both are {}", self.listen)));
         }
         self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
-        self.check_auth()
+        self.check_auth()?;
+        self.check_link()
+    }
+
+    fn check_link(&self) -> Result<(), ConfigError> {
+        let refused = |why: String| Err(ConfigError::Ratio(why));
+        for (name, other) in [("listen", self.listen), ("ops_listen", self.ops_listen)] {
+            if self.link_listen == Some(other) && other.port() != 0 {
+                return refused(format!("{name} and link_listen must differ; both are {other}"));
+            }
+        }
+        match (self.link_listen, &self.link_advertise) {
+            (None, Some(_)) => return refused("link_advertise is set without link_listen".to_owned()),
+            (Some(addr), None) if addr.ip().is_unspecified() => {
+                return refused(format!("link_listen is {addr}, which other nodes cannot dial: set link_advertise"));
+            }
+            _ => {}
+        }
+        if let Some(secret) = &self.link.secret
+            && secret.expose().len() < SECRET_MIN_BYTES
+        {
+            let bytes = secret.expose().len();
+            return refused(format!("link.secret is {bytes} bytes long; at least {SECRET_MIN_BYTES} are needed"));
+        }
+        let files = [&self.link.tls_cert, &self.link.tls_key, &self.link.tls_ca];
+        match files.iter().filter(|file| file.is_some()).count() {
+            0 | 3 => Ok(()),
+            _ => refused("link.tls_cert, link.tls_key and link.tls_ca must be set together".to_owned()),
+        }
     }
 
     /// Pairs of which the first must not be larger than the second.
@@ -89,6 +117,7 @@ impl Config {
             (2 * message, "2 × limits.message_bytes", count(limits.outbox_bytes), "limits.outbox_bytes"),
             (message, "limits.message_bytes", count(limits.owner_queue_bytes), "limits.owner_queue_bytes"),
             (message, "limits.message_bytes", count(limits.append_bytes), "limits.append_bytes"),
+            (2 * count(limits.frame_bytes), "2 × limits.frame_bytes", count(self.link.frame_bytes), "link.frame_bytes"),
             (limits.route_ms, "limits.route_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
             (limits.join_wait_ms, "limits.join_wait_ms", limits.request_timeout_ms, "limits.request_timeout_ms"),
             (count(limits.commit_batches), "limits.commit_batches", count(limits.commit_queue), "limits.commit_queue"),

@@ -1,12 +1,15 @@
 //! The configuration as the parts of the node take it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use conch_core::sequencer::SequencerLimits;
 
 use super::{AgentKind, Config};
+use crate::auth::secret::{Mode, SigningKey};
 use crate::hub::HubLimits;
+use crate::link::{LinkKey, LinkLimits, LinkTlsFiles};
 use crate::node::OwnerLimits;
 use crate::turn::agents::{AgentConfig, Agents, InvalidAgents};
 
@@ -31,6 +34,7 @@ impl Config {
             hibernate_after: Duration::from_millis(self.hibernation.memory_ms),
             release_after: Duration::from_millis(self.hibernation.release_ms),
             gap: self.sequencer.gap,
+            known_owners: limits.known_owners,
             claims: limits.claims,
             route_budget: Duration::from_millis(limits.route_ms),
         }
@@ -53,6 +57,52 @@ impl Config {
             silence: Duration::from_millis(limits.owner_silence_ms),
             presence_threshold: self.fanout.presence_count_from,
         }
+    }
+
+    /// Of the link between nodes.
+    #[must_use]
+    pub fn link_limits(&self) -> LinkLimits {
+        let link = &self.link;
+        LinkLimits {
+            frame_bytes: link.frame_bytes,
+            requests: link.requests,
+            streams: link.streams,
+            queue_bytes: link.queue_bytes,
+            stream_frames: link.stream_frames,
+            stream_bytes: link.stream_bytes,
+            follower_frames: self.limits.follower_frames,
+            connections: link.connections,
+            handshakes: link.handshakes,
+            hello: Duration::from_millis(link.hello_timeout_ms),
+            silence: Duration::from_millis(link.silence_ms),
+        }
+    }
+
+    /// The link's key: from its own secret, or else from the cluster's.
+    #[must_use]
+    pub fn link_key(&self, cluster: &SigningKey) -> LinkKey {
+        LinkKey::derived(self.link.secret.as_ref().unwrap_or(&cluster.secret))
+    }
+
+    /// The link's TLS files; [`Config::check`] has ruled out that some are missing.
+    #[must_use]
+    pub fn link_tls_files(&self) -> Option<LinkTlsFiles<'_>> {
+        let link = &self.link;
+        let (Some(cert), Some(key), Some(ca)) = (&link.tls_cert, &link.tls_key, &link.tls_ca) else { return None };
+        Some(LinkTlsFiles { cert, key, ca })
+    }
+
+    /// What the link may bind: more than loopback only with something configured that others do not have.
+    #[must_use]
+    pub fn link_mode(&self, cluster: &SigningKey) -> Mode {
+        let own = self.link.secret.is_some() || self.link_tls_files().is_some();
+        if own { Mode::Configured } else { cluster.mode }
+    }
+
+    /// Where other nodes reach this one, given what its link's listener has bound.
+    #[must_use]
+    pub fn link_advertised(&self, bound: SocketAddr) -> String {
+        self.link_advertise.as_ref().map_or_else(|| bound.to_string(), ToString::to_string)
     }
 
     /// The agents, ready to run.
@@ -79,6 +129,7 @@ mod tests {
         let config = Config::default();
         assert_eq!(format!("{:?}", config.owner_limits()), format!("{:?}", OwnerLimits::default()));
         assert_eq!(format!("{:?}", config.hub_limits()), format!("{:?}", HubLimits::default()));
+        assert_eq!(format!("{:?}", config.link_limits()), format!("{:?}", LinkLimits::default()));
         assert_eq!((config.rate.per_second, config.rate.burst), (limit::SENDER_RATE_PER_S, limit::SENDER_BURST));
         assert_eq!(config.rate.senders, limit::SENDERS_MAX);
         assert_eq!(config.fanout.presence_count_from, presence::COUNT_THRESHOLD);

@@ -11,7 +11,7 @@ use conch_core::lease::LeaseTiming;
 
 use super::field::Allowed::{Range, Text};
 use super::field::section;
-use super::values::{AgentKind, LogFormat, LogLevel, StoreUrl};
+use super::values::{AgentKind, LinkAddr, LogFormat, LogLevel, StoreUrl};
 use crate::auth::origin::AllowedOrigin;
 use crate::auth::secret::{Configured, Secret};
 
@@ -36,6 +36,10 @@ section! {
         listen: SocketAddr = fixed("127.0.0.1:4000"), Text("ADDRESS:PORT");
         /// Where /livez, /readyz and /metrics answer. It has no authentication: keep it off public networks.
         ops_listen: SocketAddr = fixed("127.0.0.1:4001"), Text("ADDRESS:PORT");
+        /// Where other nodes connect; not set: this node has no link. Never a public network. Loopback only until auth.secret, auth.secret_file, link.secret or the link's TLS files are set.
+        link_listen: Option<SocketAddr> = None, Text("ADDRESS:PORT");
+        /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
+        link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where the records are.
         store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR");
     }
@@ -54,6 +58,8 @@ section! {
         rate: Rate;
         /// Who gets in.
         auth: Auth;
+        /// What nodes say to each other.
+        link: LinkConfig;
         /// The agents, by name. `demo` always exists.
         agents: Agents;
         /// What is logged, and how.
@@ -132,6 +138,8 @@ section! {
         commit_queue: usize = 1_024, Range(1, 1_000_000);
         /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
         recent_keys: usize = 64, Range(1, 1_000_000);
+        /// Owners on other nodes that are remembered, to save look-ups.
+        known_owners: usize = 65_536, Range(16, 10_000_000);
         /// Ownership claims under way at once.
         claims: usize = 64, Range(1, 10_000);
         /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.
@@ -241,6 +249,40 @@ impl Auth {
 }
 
 section! {
+    /// What nodes say to each other. All nodes of a cluster have the same secret and frame_bytes.
+    LinkConfig, "link." {
+        /// The nodes' shared secret. Never shown. Not set: derived from the cluster's key (auth.secret or auth.secret_file).
+        secret: Option<Secret> = None, Text("a string of at least 32 bytes");
+        /// This node's certificate chain in PEM, for servers and clients, naming the host of link_advertise. Together with link.tls_key and link.tls_ca.
+        tls_cert: Option<PathBuf> = None, Text("a path");
+        /// The certificate's private key in PEM.
+        tls_key: Option<PathBuf> = None, Text("a path");
+        /// The authority of all nodes' certificates in PEM. Other nodes must show one of its certificates.
+        tls_ca: Option<PathBuf> = None, Text("a path");
+        /// Bytes of one frame between nodes. At least twice limits.frame_bytes.
+        frame_bytes: usize = 4 * MIB, Range(2 * 1024 * 1024, 64 * 1024 * 1024);
+        /// Requests to one node that wait for their answer, and from one that are answered at once; over it they are not asked.
+        requests: usize = 4_096, Range(1, 1_000_000);
+        /// Conversations followed at one node, and by one; over it a follow is refused with a directive.
+        streams: usize = 65_536, Range(1, 1_000_000);
+        /// Bytes that may wait to be written to one node; over it requests are not asked, notices are dropped, streams wait.
+        queue_bytes: usize = 8 * MIB, Range(64 * 1024, 1024 * 1024 * 1024);
+        /// Frames of one follow stream that its follower has not taken.
+        stream_frames: u32 = 256, Range(2, 65_536);
+        /// Bytes of one follow stream that its follower has not taken; one frame may exceed it.
+        stream_bytes: u32 = 1024 * 1024, Range(4096, 64 * 1024 * 1024);
+        /// Connections of other nodes to this one.
+        connections: usize = 1_024, Range(1, 100_000);
+        /// Connections whose other side has not proved yet that it has the secret.
+        handshakes: usize = 64, Range(1, 10_000);
+        /// Milliseconds within which a connection is made and both sides have proved themselves.
+        hello_timeout_ms: u64 = 2_000, Range(50, MINUTE_MS);
+        /// Milliseconds of a node's silence after which its connection is dropped; it is asked for a sign of life at a quarter of it.
+        silence_ms: u64 = 3_000, Range(100, MINUTE_MS);
+    }
+}
+
+section! {
     /// One agent.
     Agent, "agents.NAME." {
         /// What answers.
@@ -282,6 +324,7 @@ pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
         Fanout::FIELDS,
         Rate::FIELDS,
         Auth::FIELDS,
+        LinkConfig::FIELDS,
         Agent::FIELDS,
         Log::FIELDS,
     ]
@@ -300,6 +343,7 @@ impl Config {
             self.fanout.numbers(),
             self.rate.numbers(),
             self.auth.numbers(),
+            self.link.numbers(),
         ];
         let fixed = sections.into_iter().flatten().map(|(field, number)| (field.key.to_owned(), field, number));
         let agents = self.agents.0.iter().flat_map(|(name, agent)| {

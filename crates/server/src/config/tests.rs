@@ -158,6 +158,18 @@ fn ratios_are_checked() {
             "limits.request_timeout_ms (5500) must be at least limits.join_wait_ms (6000)",
         ),
         (&["ops_listen=127.0.0.1:4000"], "listen and ops_listen must differ"),
+        (
+            &["limits.frame_bytes=4194304"],
+            "link.frame_bytes (4194304) must be at least 2 × limits.frame_bytes (8388608)",
+        ),
+        (&["link_listen=127.0.0.1:4001"], "ops_listen and link_listen must differ; both are 127.0.0.1:4001"),
+        (&["link_advertise=h:1"], "link_advertise is set without link_listen"),
+        (
+            &["link_listen=0.0.0.0:4002"],
+            "link_listen is 0.0.0.0:4002, which other nodes cannot dial: set link_advertise",
+        ),
+        (&["link.secret=short"], "link.secret is 5 bytes long; at least 32 are needed"),
+        (&["link.tls_cert=a", "link.tls_ca=b"], "link.tls_cert, link.tls_key and link.tls_ca must be set together"),
         (&["auth.secret=short"], "auth.secret is 5 bytes long; at least 32 are needed"),
         (
             &["auth.secret=0123456789abcdef0123456789abcdef", "auth.secret_file=x"],
@@ -170,6 +182,7 @@ fn ratios_are_checked() {
     }
     load(None, &[], set(&["lease.ttl_ms=1500", "lease.beat_ms=500", "lease.margin_ms=300"])).expect("as tests run");
     load(None, &[], set(&["listen=127.0.0.1:0", "ops_listen=127.0.0.1:0"])).expect("two free ports");
+    load(None, &[], set(&["link_listen=0.0.0.0:4002", "link_advertise=node-1:4002"])).expect("as clusters run");
 }
 
 #[test]
@@ -221,6 +234,12 @@ fn the_fields_are_exactly_the_configuration() {
     let mut config = Config::default();
     config.auth.secret = Some(Secret::new([1; 32]));
     config.auth.secret_file = Some("x".into());
+    config.link_listen = Some("127.0.0.1:4002".parse().expect("an address"));
+    config.link_advertise = Some("node-1:4002".parse().expect("an address"));
+    config.link.secret = Some(Secret::new([1; 32]));
+    for file in [&mut config.link.tls_cert, &mut config.link.tls_key, &mut config.link.tls_ca] {
+        *file = Some("x".into());
+    }
     leaves(&toml::Table::try_from(config).expect("serialises"), "", &mut found);
     let declared: BTreeSet<String> = fields().map(|field| field.key.replace("NAME", "demo")).collect();
     assert_eq!(found, declared);

@@ -17,6 +17,7 @@ impl Setting for PathBuf {}
 impl Setting for StoreUrl {}
 impl Setting for Secret {}
 impl Setting for AllowedOrigin {}
+impl Setting for LinkAddr {}
 impl Setting for LogFormat {}
 impl Setting for LogLevel {}
 impl Setting for AgentKind {}
@@ -60,6 +61,47 @@ impl Serialize for StoreUrl {
 }
 
 impl<'de> Deserialize<'de> for StoreUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Longest advertised address, in bytes.
+const LINK_ADDR_MAX_BYTES: usize = 255;
+
+/// Where other nodes reach this one: a host name or address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkAddr(String);
+
+impl FromStr for LinkAddr {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || Err("must be HOST:PORT, such as node-1.internal:4002".to_owned());
+        let Some((host, port)) = text.rsplit_once(':') else { return refused() };
+        let named =
+            !host.is_empty() && host.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_'));
+        let address = host.starts_with('[') && text.parse::<std::net::SocketAddrV6>().is_ok();
+        let port = port.parse::<u16>().is_ok_and(|port| port != 0);
+        if text.len() > LINK_ADDR_MAX_BYTES || !(named || address) || !port {
+            return refused();
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for LinkAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for LinkAddr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for LinkAddr {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
@@ -116,6 +158,19 @@ pub enum AgentKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advertised_addresses_have_a_host_and_a_port() {
+        for text in ["node-1.internal:4002", "10.0.0.7:1", "[fd00::7]:4002", "a_b:65535"] {
+            assert_eq!(text.parse::<LinkAddr>().map(|addr| addr.to_string()).as_deref(), Ok(text));
+        }
+        for text in
+            ["", "node", ":4002", "node:", "node:0", "node:65536", "fd00::7:4002", "[fd00::7:1", "a b:1", "h/x:1"]
+        {
+            assert!(text.parse::<LinkAddr>().is_err(), "{text}");
+        }
+        assert!(format!("{}:1", "h".repeat(254)).parse::<LinkAddr>().is_err());
+    }
 
     #[test]
     fn stores_are_named_by_url() {

@@ -109,3 +109,26 @@ async fn a_thousand_moves_are_a_few_writes_and_the_furthest_wins() {
     let writes = writes.0.load(Ordering::SeqCst);
     assert!(writes <= 10, "1,001 moves were {writes} writes");
 }
+
+#[tokio::test]
+async fn moves_over_the_limit_are_refused_and_counted() {
+    use futures_util::FutureExt;
+
+    let node = testing::node(&Config::default(), testing::empty_store());
+    let cursors = Cursors::start(Arc::clone(&node));
+    let conversation = ConvRef::from("c".parse::<conch_core::ids::ConversationId>().expect("valid"));
+    let hits = |count: u32| {
+        let page = node.metrics.encode("").1;
+        assert!(page.contains(&format!("conch_limit_hits_total{{queue=\"cursors\"}} {count}\n")), "{page}");
+    };
+    // The task that writes does not run between these.
+    for n in 0..WAITING_MAX {
+        let waits = cursors.move_to(&conversation, &sub("a"), Seq(n as u64)).now_or_never();
+        assert_eq!(waits, None, "there is room");
+    }
+    hits(0);
+    let refused = cursors.move_to(&conversation, &sub("a"), Seq(1)).now_or_never().expect("at once");
+    let refusal = refused.expect_err("there is no room");
+    assert!(refusal.code == Code::Overloaded && refusal.retry.is_some(), "{refusal:?}");
+    hits(1);
+}

@@ -11,6 +11,13 @@ use super::errors::HttpError;
 #[folder = "../../console/"]
 struct Assets;
 
+/// The core that the console shares with the client package, under the path that the console's modules name it by: to a
+/// browser, `../clients/` seen from the root is `/clients/`.
+#[derive(RustEmbed)]
+#[folder = "../../clients/typescript/core/"]
+#[prefix = "clients/typescript/core/"]
+struct SharedCore;
+
 /// The console runs its own scripts alone, and talks to its own server alone.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
@@ -31,7 +38,7 @@ fn not_found(uri: &Uri) -> Response {
 }
 
 fn asset(path: &str) -> Option<Response> {
-    let file = Assets::get(path)?;
+    let file = Assets::get(path).or_else(|| SharedCore::get(path))?;
     let mime = mime_guess::from_path(path).first_or_octet_stream();
     let mut response = file.data.into_owned().into_response();
     let headers = response.headers_mut();
@@ -49,4 +56,58 @@ fn asset(path: &str) -> Option<Response> {
 /// `GET /v1/openapi.json`.
 pub(super) async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Assets, SharedCore};
+
+    /// What a browser makes of a module's relative import. Above the root there is only the root.
+    fn resolve(importer: &str, import: &str) -> String {
+        let mut parts: Vec<&str> = importer.split('/').collect();
+        parts.pop();
+        for part in import.split('/') {
+            match part {
+                "." => {}
+                ".." => {
+                    parts.pop();
+                }
+                name => parts.push(name),
+            }
+        }
+        parts.join("/")
+    }
+
+    fn imports(source: &str) -> impl Iterator<Item = &str> {
+        source
+            .lines()
+            .filter(|line| line.starts_with("import ") || line.starts_with("export "))
+            .filter_map(|line| line.split(" from '").nth(1)?.split('\'').next())
+    }
+
+    #[test]
+    fn every_module_that_the_console_imports_is_in_the_binary() {
+        let modules = Assets::iter().chain(SharedCore::iter()).filter(|path| path.ends_with(".js"));
+        let mut shared = 0;
+        for importer in modules {
+            let file = Assets::get(&importer).or_else(|| SharedCore::get(&importer)).expect("it was listed");
+            let source = std::str::from_utf8(&file.data).expect("modules are UTF-8");
+            for import in imports(source) {
+                let path = resolve(&importer, import);
+                assert!(super::asset(&path).is_some(), "{importer} imports {import}, and there is nothing at {path}");
+                shared += usize::from(SharedCore::get(&path).is_some());
+            }
+        }
+        assert!(shared > 10, "only {shared} imports lead to the shared core");
+    }
+
+    #[test]
+    fn an_import_above_the_root_is_one_of_the_root() {
+        assert_eq!(
+            resolve("core/flow.js", "../../clients/typescript/core/turns.js"),
+            "clients/typescript/core/turns.js"
+        );
+        assert_eq!(resolve("app.js", "./core/api.js"), "core/api.js");
+        assert_eq!(imports("import { a } from './b.js';\n// from 'c'").collect::<Vec<_>>(), ["./b.js"]);
+    }
 }

@@ -15,6 +15,7 @@ use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
+use crate::link::Notice;
 use crate::people::SummaryJson;
 
 /// Most regions of a conversation.
@@ -190,12 +191,24 @@ pub(super) struct PatchRequest {
     /// Absent: as it is; null: none.
     #[serde(default, deserialize_with = "some_option")]
     title: Option<Option<String>>,
-    agent: Option<AgentName>,
-    settings: Option<Settings>,
+    /// Absent: as it is. There is no other way to leave it out: a session always has an agent, and settings.
+    #[serde(default, deserialize_with = "some_option")]
+    agent: Option<Option<AgentName>>,
+    #[serde(default, deserialize_with = "some_option")]
+    settings: Option<Option<Settings>>,
 }
 
-fn some_option<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+/// Tells what is null from what is not there.
+fn some_option<'de, T: Deserialize<'de>, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
+}
+
+/// A value that may be left out, but not taken away.
+fn not_null<T>(field: &str, value: Option<Option<T>>) -> Result<Option<T>, Refusal> {
+    let refuse = || Refusal::new(Code::UnprocessableRequest, format!("{field}: may be left out, but not be null"));
+    value.map(|value| value.ok_or_else(refuse)).transpose()
 }
 
 pub(super) async fn patch(
@@ -207,6 +220,7 @@ pub(super) async fn patch(
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Admin, &conversation).await?;
     let PatchRequest { title, agent, settings } = request;
+    let (agent, settings) = (not_null("agent", agent)?, not_null("settings", settings)?);
     check_title(title.as_ref().and_then(|title| title.as_deref()))?;
     if let Some(settings) = &settings {
         settings.check()?;
@@ -222,10 +236,11 @@ pub(super) async fn patch(
     }
     let patch = ConversationPatch { title, agent: agent.clone(), settings };
     let info = store.patch_conversation(&conversation, &patch).await?.ok_or_else(|| not_found(&conversation))?;
-    if let (Some(agent), Some(owner)) = (agent, gateway.router().active(&conversation)) {
-        owner.set_agent(agent);
+    if let Some(agent) = agent {
+        gateway.router().set_agent(&conversation, agent).await;
     }
     gateway.people().changed(&conversation);
+    gateway.notices().tell(&Notice::ConversationChanged { conversation: conversation.id.clone() });
     if gateway.require(&principal, Permission::Read, &conversation).await.is_err() {
         // Changing is not reading.
         return Ok(StatusCode::NO_CONTENT.into_response());

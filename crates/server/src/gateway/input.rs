@@ -6,7 +6,8 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use conch_core::ids::{ConvRef, ConversationId};
 use conch_core::json::is_deeper_than;
 use conch_core::refusal::{Code, Refusal};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::HeaderMap;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Deserialize;
@@ -38,9 +39,13 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         let announced =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         // The listener bounds how long this may take.
+        let waits = waits_for_continue(request.headers());
         let mut body = request.into_body();
         if announced.is_some_and(|bytes| bytes > limit as u64) {
-            discard(&mut body).await;
+            // Reading would ask a client for the body that it holds back.
+            if !waits {
+                discard(&mut body).await;
+            }
             return Err(too_large(limit).into());
         }
         let bytes = match Limited::new(&mut body, limit).collect().await {
@@ -58,6 +63,11 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
         }
         Ok(Self(from_json(text)?))
     }
+}
+
+/// Whether the client waits to be asked for the body (RFC 9110, 10.1.1).
+fn waits_for_continue(headers: &HeaderMap) -> bool {
+    headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// Reads what is left of a body that is refused, within a bound: a connection that is closed with unread bytes is reset,

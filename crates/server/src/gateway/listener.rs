@@ -18,9 +18,11 @@ use tower::ServiceExt;
 
 use super::errors::HttpError;
 use super::stall::Stalling;
+use super::unread::{self, Lent};
 use super::{Gateway, Slot};
 use crate::auth::extract;
 use crate::auth::origin::Page;
+use crate::config::Limits;
 
 /// Pause after a connection could not be accepted, which happens when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -96,6 +98,28 @@ impl Listener {
 }
 
 async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, peer: SocketAddr, slot: Slot) {
+    let (stream, back) = Lent::new(Stalling::new(stream));
+    let ended = serve_connection(&gateway, service, stream, peer).await;
+    if let Err(error) = ended {
+        tracing::debug!(%peer, %error, "a connection ended");
+        if let Some(stream) = back.owed() {
+            let refusal = unread::refusal(&error, headers_too_large(gateway.limits()));
+            gateway.node().metrics.refused(refusal.code);
+            if let Err(error) = unread::answer(stream, refusal).await {
+                tracing::debug!(%peer, %error, "a refusal did not reach its client");
+            }
+        }
+    }
+    drop(slot);
+}
+
+/// Lets hyper serve a connection; whatever becomes of it, the stream is back when this returns.
+async fn serve_connection(
+    gateway: &Gateway,
+    service: axum::Router,
+    stream: Lent<Stalling>,
+    peer: SocketAddr,
+) -> hyper::Result<()> {
     let limits = gateway.limits();
     let service = service.map_request(move |mut request: http::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(peer));
@@ -108,28 +132,22 @@ async fn connection(gateway: Gateway, service: axum::Router, stream: TcpStream, 
         // The limit itself is checked by `common_checks`, which can say so; this bounds what is read before.
         .max_headers(limits.headers * 2)
         .max_buf_size((limits.header_bytes * 2 + REQUEST_LINE_BYTES).max(8192));
-    let serving = builder
-        .serve_connection(TokioIo::new(Stalling::new(stream)), TowerToHyperService::new(service))
-        .with_upgrades();
+    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).with_upgrades();
     tokio::pin!(serving);
     let mut shutdown = gateway.shutdown();
     // Both branches are cancel safe: the connection is pinned outside.
-    let ended = tokio::select! {
+    tokio::select! {
         ended = &mut serving => ended,
         () = shutdown.begun() => {
             serving.as_mut().graceful_shutdown();
             // Requests under way are answered; a peer that does not take its answer is left behind.
             let limit = Duration::from_millis(limits.request_timeout_ms);
-            match tokio::time::timeout(limit, serving).await {
-                Ok(ended) => ended,
-                Err(_) => return tracing::debug!(%peer, "a connection did not end"),
-            }
+            tokio::time::timeout(limit, serving).await.unwrap_or_else(|_| {
+                tracing::debug!(%peer, "a connection did not end");
+                Ok(())
+            })
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%peer, %error, "a connection ended");
     }
-    drop(slot);
 }
 
 /// What every request goes through: header limits, the page's origin, time, and the count.
@@ -177,10 +195,14 @@ fn checked(gateway: &Gateway, request: &Request) -> Result<Page, Refusal> {
     let limits = gateway.limits();
     let bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
     if bytes > limits.header_bytes || request.headers().len() > limits.headers {
-        let detail = format!("at most {} headers of {} bytes in all are allowed", limits.headers, limits.header_bytes);
-        return Err(Refusal::new(Code::HeadersTooLarge, detail));
+        return Err(headers_too_large(limits));
     }
     gateway.check_origin(request)
+}
+
+fn headers_too_large(limits: &Limits) -> Refusal {
+    let detail = format!("at most {} headers of {} bytes in all are allowed", limits.headers, limits.header_bytes);
+    Refusal::new(Code::HeadersTooLarge, detail)
 }
 
 /// The answer to a browser that asks before it calls from another site.

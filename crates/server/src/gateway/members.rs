@@ -14,6 +14,8 @@ use super::input::{Json, Path, Query, conversation_ref};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
+use crate::link::Notice;
+use crate::link::service::no_member;
 use crate::people::Change;
 
 /// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what grants let one read and send to.
@@ -61,9 +63,13 @@ async fn change(
         MembershipChange::Unchanged => {}
         MembershipChange::Changed => {
             gateway.people().membership(&conversation, &sub, change);
+            let (conversation_id, told) = (conversation.id.clone(), sub.clone());
+            gateway.notices().tell(&match change {
+                Change::Added => Notice::MemberAdded { conversation: conversation_id, sub: told },
+                Change::Removed => Notice::MemberRemoved { conversation: conversation_id, sub: told },
+            });
             if change == Change::Removed {
-                let reason = Refusal::new(Code::Forbidden, "the subject is no member any more");
-                gateway.hubs().expel(&conversation, &sub, reason).await;
+                gateway.hubs().expel(&conversation, &sub, no_member()).await;
             }
         }
         MembershipChange::NoConversation => return Err(not_found(&conversation).into()),

@@ -15,10 +15,12 @@ mod input;
 mod listener;
 mod members;
 mod messages;
+mod nodes;
 mod operations;
 mod socket;
 mod stall;
 mod streams;
+mod unread;
 
 #[cfg(test)]
 mod limits_tests;
@@ -46,6 +48,7 @@ use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
 use crate::cursors::Cursors;
 use crate::hub::Hubs;
+use crate::link::notices::Notices;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
@@ -64,6 +67,8 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/conversations/{id}/messages", &["GET", "POST"]),
     ("/v1/conversations/{id}/presence", &["GET"]),
     ("/v1/conversations/{id}/stream", &["GET"]),
+    ("/v1/nodes", &["GET"]),
+    ("/v1/nodes/events", &["GET"]),
     ("/v1/stream", &["GET"]),
     ("/v1/openapi.json", &["GET"]),
     ("/dev/login", &["POST"]),
@@ -87,6 +92,8 @@ pub struct Components {
     pub hubs: Hubs,
     /// The personal streams.
     pub people: People,
+    /// What the other nodes are told.
+    pub notices: Notices,
     /// The read cursors.
     pub cursors: Cursors,
     /// The agents that a session may have.
@@ -118,6 +125,7 @@ struct Shared {
     router: Router,
     hubs: Hubs,
     people: People,
+    notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
     key: TokenKey,
@@ -194,6 +202,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -210,6 +219,7 @@ impl Gateway {
             router,
             hubs,
             people,
+            notices,
             cursors,
             agents,
             key,
@@ -243,6 +253,10 @@ impl Gateway {
 
     pub(crate) fn people(&self) -> &People {
         &self.shared.people
+    }
+
+    pub(crate) fn notices(&self) -> &Notices {
+        &self.shared.notices
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -340,6 +354,8 @@ impl Gateway {
             .route("/v1/conversations/{id}/messages", post(messages::send).get(messages::history))
             .route("/v1/conversations/{id}/presence", get(members::presence))
             .route("/v1/conversations/{id}/stream", get(streams::conversation))
+            .route("/v1/nodes", get(nodes::list))
+            .route("/v1/nodes/events", get(nodes::events))
             .route("/v1/stream", get(streams::personal))
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))

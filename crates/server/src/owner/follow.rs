@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use conch_core::ids::{Epoch, Incarnation, LogId, Seq, Subject};
+use conch_core::ids::{Epoch, Incarnation, LogId, Seq};
 use conch_core::record::Record;
 use conch_core::turn::live::LiveEvent;
+pub use conch_core::wire::link::FollowerReport;
 use tokio::sync::mpsc;
 
 use crate::frame::Frame;
@@ -30,20 +31,6 @@ pub enum FollowFrame {
     Live(Arc<LiveEvent>),
     /// Everything up to here was sent; once a second (F3).
     Position(Seq),
-}
-
-/// What a follower tells the owner: never durable, and dropped when the owner is busy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FollowerReport {
-    /// Somebody types; the owner shows it to every follower.
-    Typing {
-        /// Who.
-        sub: Subject,
-        /// The display name.
-        name: Option<Arc<str>>,
-    },
-    /// How many sessions watch through this follower.
-    Sessions(u32),
 }
 
 /// The way back from a follower to its owner. Never waits.

@@ -16,16 +16,20 @@ mod tests;
 mod turns;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, LogId, Seq};
+use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, Incarnation, LogId, Region, Seq};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
+use conch_core::time::Monotonic;
 use conch_core::turn::live::LiveEvent;
+use conch_store::{Armed, ConversationInfo};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bounded;
+use crate::link::Handed;
 use crate::metrics::{Metrics, Queue};
 use crate::turn::agents::Agents;
 
@@ -53,6 +57,17 @@ pub(crate) enum Command {
     Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
     /// Finish what is under way, release the lease, stop.
     Release { done: oneshot::Sender<()> },
+    /// Finish what is under way, pass the lease to a peer, stop. `None`: it was not passed.
+    HandOff { to: Incarnation, patience: Patience, done: oneshot::Sender<Option<Handed>> },
+}
+
+/// How long a running turn may keep an owner from being handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all: an owner with a turn stays.
+    OnlyIfIdle,
+    /// Until then; after that its turn is handed over in its middle.
+    Until(Monotonic),
 }
 
 /// Ownership of a conversation whose task is not running: kept while it hibernates.
@@ -65,6 +80,34 @@ pub(crate) struct Tenure {
     pub kind: ConversationKind,
     /// Who answers; only in a session.
     pub agent: Option<AgentName>,
+    /// Where it may be owned; empty: anywhere.
+    pub regions: Arc<[Region]>,
+}
+
+impl Tenure {
+    /// What a claim or a hand-over gave.
+    pub(crate) fn of(conversation: ConvRef, armed: Armed, log: LogId, info: &ConversationInfo) -> Self {
+        let reign = Reign {
+            epoch: armed.epoch,
+            last_seq: armed.last_seq,
+            first_seq: armed.first_seq,
+            reserved_to: Seq(armed.first_seq.0 - 1),
+        };
+        let (kind, agent, regions) = (info.kind, info.agent.clone(), info.regions.as_slice().into());
+        Self { conversation, reign, generation: armed.generation, log, kind, agent, regions }
+    }
+
+    /// What its next owner is told, who holds it as `armed`.
+    pub(crate) fn handed(&self, armed: Armed) -> Handed {
+        Handed {
+            conversation: self.conversation.id.clone(),
+            epoch: armed.epoch,
+            generation: armed.generation,
+            last_seq: armed.last_seq,
+            first_seq: armed.first_seq,
+            log: self.log.clone(),
+        }
+    }
 }
 
 /// How an owner's task ended.
@@ -75,10 +118,21 @@ pub(crate) enum End {
     Gone,
 }
 
+/// What is known of an owner without asking it.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub conversation: ConvRef,
+    pub epoch: Epoch,
+    /// Where it may be owned; empty: anywhere.
+    pub regions: Arc<[Region]>,
+    /// When its loop last came round, in the clock's nanoseconds.
+    pub last_round: AtomicU64,
+}
+
 /// A cheap handle on an owner.
 #[derive(Clone)]
 pub struct OwnerHandle {
-    pub(crate) epoch: Epoch,
+    pub(crate) facts: Arc<Facts>,
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -87,7 +141,12 @@ impl OwnerHandle {
     /// The epoch of its reign.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.epoch
+        self.facts.epoch
+    }
+
+    /// When its loop last came round.
+    pub(crate) fn last_round(&self) -> Monotonic {
+        Monotonic(self.facts.last_round.load(Ordering::Relaxed))
     }
 
     /// True once its task accepts nothing more.
@@ -141,6 +200,13 @@ impl OwnerHandle {
     /// Turns that start from now on are this agent's. An owner that is too busy or gone reads it when it thaws.
     pub fn set_agent(&self, agent: AgentName) {
         let _ = self.commands.try_send(Command::SetAgent(agent));
+    }
+
+    /// Asks the owner to pass its lease on. `None`: it did not, and either stays or ended in another way.
+    pub(crate) async fn hand_off(&self, to: Incarnation, patience: Patience) -> Option<Handed> {
+        let (done, handed) = oneshot::channel();
+        self.ask(Command::HandOff { to, patience, done }).await.ok()?;
+        handed.await.ok()?
     }
 
     /// Asks the owner to release and waits until it has; returns at once when it is gone.

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::Seq;
+use conch_core::ids::{Incarnation, Seq};
 use conch_core::invariant::Broken;
 use conch_core::record::Record;
 use conch_core::refusal::{Code, Refusal, Retry};
@@ -21,12 +22,15 @@ use tokio::sync::{mpsc, oneshot};
 use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{
-    Charge, Command, End, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Published, Reply, Reports, Tenure,
-    moved,
+    Charge, Command, End, Facts, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Patience, Published, Reply,
+    Reports, Tenure, moved,
 };
+use crate::events::Event;
 use crate::frame::{Address, Frame};
+use crate::link::Handed;
 use crate::metrics::{EndedTurn, Queue};
 
+mod leaving;
 mod sessions;
 
 /// Time between two position marks to followers, and between two looks at idleness.
@@ -35,9 +39,15 @@ const TICK: Duration = Duration::from_secs(1);
 /// Starts an owner's task.
 pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let (commands, inbox) = mpsc::channel(charge.node.limits.commands);
-    let handle = OwnerHandle { epoch: charge.tenure.reign.epoch, commands, metrics: Arc::clone(&charge.node.metrics) };
+    let facts = Arc::new(Facts {
+        conversation: charge.tenure.conversation.clone(),
+        epoch: charge.tenure.reign.epoch,
+        regions: Arc::clone(&charge.tenure.regions),
+        last_round: AtomicU64::new(charge.node.seams.now().0),
+    });
+    let handle = OwnerHandle { facts, commands, metrics: Arc::clone(&charge.node.metrics) };
     let seams = charge.node.seams.clone();
-    let owner = Owner::new(charge, inbox, handle.commands.clone());
+    let owner = Owner::new(charge, inbox, &handle);
     seams.spawn("owner", async move { on_end(owner.run().await) });
     handle
 }
@@ -46,6 +56,7 @@ struct Owner {
     charge: Charge,
     address: Address,
     inbox: mpsc::Receiver<Command>,
+    facts: Arc<Facts>,
     /// For runners; so the inbox ends only when it is closed.
     commands: mpsc::Sender<Command>,
     sequencer: Sequencer,
@@ -57,6 +68,7 @@ struct Owner {
     last_use: Monotonic,
     halted: bool,
     releasing: Vec<oneshot::Sender<()>>,
+    handing: Option<Handing>,
     /// A session's turns, once they are thawed.
     turns: Option<Turns>,
     /// What the turn machine has asked for and the owner has not done yet.
@@ -69,6 +81,14 @@ struct Owner {
     due_alone: bool,
 }
 
+/// The lease is to be passed on.
+struct Handing {
+    to: Incarnation,
+    /// A running turn keeps the lease here until then.
+    by: Monotonic,
+    done: oneshot::Sender<Option<Handed>>,
+}
+
 /// What wakes the loop.
 enum Wake {
     Command(Option<Command>),
@@ -77,7 +97,7 @@ enum Wake {
 }
 
 impl Owner {
-    fn new(charge: Charge, inbox: mpsc::Receiver<Command>, commands: mpsc::Sender<Command>) -> Self {
+    fn new(charge: Charge, inbox: mpsc::Receiver<Command>, handle: &OwnerHandle) -> Self {
         let Tenure { conversation, reign, log, .. } = charge.tenure.clone();
         let address = Address::conversation(&conversation.id, log);
         let sequencer = Sequencer::new(conversation, reign, charge.node.limits.sequencer);
@@ -86,7 +106,8 @@ impl Owner {
             charge,
             address,
             inbox,
-            commands,
+            facts: Arc::clone(&handle.facts),
+            commands: handle.commands.clone(),
             sequencer,
             replies: BTreeMap::new(),
             next_ticket: 0,
@@ -96,6 +117,7 @@ impl Owner {
             last_use,
             halted: false,
             releasing: Vec::new(),
+            handing: None,
             turns: None,
             turn_actions: VecDeque::new(),
             due: Due::Keep,
@@ -111,7 +133,9 @@ impl Owner {
             return self.ended();
         }
         loop {
-            match self.wake().await {
+            let wake = self.wake().await;
+            self.facts.last_round.store(self.charge.node.seams.now().0, Ordering::Relaxed);
+            match wake {
                 Wake::Command(Some(command)) => self.command(command),
                 // Every handle is gone, the router's too: the node shuts down.
                 Wake::Command(None) => self.inbox.close(),
@@ -126,6 +150,11 @@ impl Owner {
                 if !self.releasing.is_empty() || self.inbox.is_closed() {
                     return self.release().await;
                 }
+                if self.is_leaving()
+                    && let Some(handing) = self.handing.take()
+                {
+                    return self.hand_off(handing).await;
+                }
                 if self.may_hibernate() {
                     return self.hibernate().await;
                 }
@@ -133,8 +162,17 @@ impl Owner {
         }
     }
 
+    /// Nothing more is taken from the inbox: what is there waits, and is refused with a directive once the lease is gone, so
+    /// that it follows the lease. A turn may delay a hand-over, never a release.
+    fn is_leaving(&self) -> bool {
+        let in_a_turn = || self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle());
+        let now = self.charge.node.seams.now();
+        !self.releasing.is_empty() || self.handing.as_ref().is_some_and(|handing| now >= handing.by || !in_a_turn())
+    }
+
     /// Waits for the next thing to do. Cancel safe: a receiver loses nothing, the tick is kept across calls.
     async fn wake(&mut self) -> Wake {
+        let is_leaving = self.is_leaving();
         let flight = async {
             match &mut self.flight {
                 // A committer that went away leaves the outcome unknown.
@@ -147,7 +185,9 @@ impl Owner {
         tokio::select! {
             biased;
             outcome = flight => Wake::Outcome(outcome),
-            command = self.inbox.recv(), if !self.inbox.is_closed() || !self.inbox.is_empty() => Wake::Command(command),
+            command = self.inbox.recv(), if !is_leaving && (!self.inbox.is_closed() || !self.inbox.is_empty()) => {
+                Wake::Command(command)
+            }
             () = &mut self.tick => Wake::Tick,
         }
     }
@@ -179,6 +219,7 @@ impl Owner {
             }
             Command::Report(report) => self.report_from_follower(report),
             Command::Release { done } => self.releasing.push(done),
+            Command::HandOff { to, patience, done } => self.begin_hand_off(to, patience, done),
         }
     }
 
@@ -242,6 +283,8 @@ impl Owner {
             }
             AppendOutcome::Fenced => {
                 self.charge.node.metrics.fenced_writes.inc();
+                let (conversation, epoch) = (self.charge.tenure.conversation.id.clone(), self.sequencer.epoch());
+                self.charge.node.events.record(Event::Fenced { conversation, epoch });
                 tracing::warn!(conversation = %self.charge.tenure.conversation.id, epoch = %self.sequencer.epoch(), "a write was fenced");
                 Input::Ended(moved())
             }
@@ -388,64 +431,6 @@ impl Owner {
         let moment = self.charge.node.moment();
         if moment.now < moment.valid_until {
             self.send_to_followers(&FollowFrame::Position(self.sequencer.last_seq()));
-        }
-    }
-
-    fn may_hibernate(&self) -> bool {
-        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle()) {
-            return false;
-        }
-        let idle = self.charge.node.seams.now().since(self.last_use);
-        self.followers.is_empty() && self.inbox.is_empty() && idle >= self.charge.node.limits.hibernate_after
-    }
-
-    async fn hibernate(mut self) -> End {
-        self.inbox.close();
-        self.refuse_inbox();
-        self.save_checkpoint().await;
-        let tenure = Tenure { reign: self.sequencer.reign(), ..self.charge.tenure };
-        End::Hibernated(tenure)
-    }
-
-    /// Gives the lease up with nothing under way; followers see the end of their stream (F6).
-    async fn release(mut self) -> End {
-        self.inbox.close();
-        self.refuse_inbox();
-        self.stop_runner();
-        self.save_checkpoint().await;
-        let Tenure { conversation, .. } = &self.charge.tenure;
-        let reign = self.sequencer.reign();
-        let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
-        match self.charge.node.store.release(&held, reign.first_seq).await {
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
-            }
-        }
-        self.followers.clear();
-        for done in self.releasing.drain(..) {
-            let _ = done.send(());
-        }
-        End::Gone
-    }
-
-    /// After a halt: the fate of what was under way is not ours to tell any more.
-    fn ended(mut self) -> End {
-        self.inbox.close();
-        self.refuse_inbox();
-        self.stop_runner();
-        End::Gone
-    }
-
-    /// Everything that was still waiting in the inbox gets a directive; the router sends it again.
-    fn refuse_inbox(&mut self) {
-        while let Ok(command) = self.inbox.try_recv() {
-            match command {
-                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
-                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(_) => {}
-                Command::Follow { reply } => drop(reply.send(Err(moved()))),
-                Command::Release { done } => self.releasing.push(done),
-            }
         }
     }
 }

@@ -11,7 +11,7 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Answer, Client, Node, PATIENCE, RawSocket, Socket, Stream, captured_logs, mint, now, refusal_to_start, until,
+    Answer, Client, Node, PATIENCE, Raw, RawSocket, Socket, Stream, captured_logs, mint, now, refusal_to_start, until,
 };
 
 /// Every call that names a conversation, what it takes, and whether membership is enough.
@@ -321,6 +321,33 @@ async fn the_development_login_is_for_this_machines_own_pages() {
     assert!(SigningKey::find(auth.configured(), node.data.path()).is_ok());
     let configured = Node::start().await;
     configured.stranger().post("/dev/login", json!({"name": "eve"})).await.problem(404, "not_found");
+}
+
+/// A name that was made to resolve to this machine must not pass for it: whichever host a request names last, or in its
+/// target, is the one that counts for all.
+#[tokio::test]
+async fn the_host_that_is_judged_is_the_one_that_was_asked_for() {
+    let node = Node::start_with(|config| config.auth.secret = None).await;
+    let listen = node.started.listen;
+    let ask = async |target: String, hosts: &[&str]| {
+        let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
+        let head = format!("GET {target} HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n");
+        Raw::exchange(listen, head.as_bytes()).await
+    };
+    let (path, own) = ("/v1/openapi.json", listen.to_string());
+    for (target, hosts, status, named) in [
+        (path.to_owned(), vec![own.as_str()], 200, ""),
+        (path.to_owned(), vec!["evil.example"], 403, "Host"),
+        (path.to_owned(), vec![own.as_str(), "evil.example"], 400, "Host"),
+        (path.to_owned(), vec![own.as_str(), own.as_str()], 400, "Host"),
+        // The target wins over the header (RFC 9112, 3.2.2).
+        (format!("http://evil.example{path}"), vec![own.as_str()], 403, "Host"),
+        (format!("http://{own}{path}"), vec!["evil.example"], 200, ""),
+    ] {
+        let (found, text) = ask(target.clone(), &hosts).await;
+        assert_eq!(found, status, "{target} {hosts:?}: {text}");
+        assert!(text.contains(named), "{target} {hosts:?}: {text}");
+    }
 }
 
 #[tokio::test]

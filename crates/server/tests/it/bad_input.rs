@@ -123,24 +123,93 @@ async fn paths_that_are_no_text_get_a_problem_document() {
     }
 }
 
+/// The one answer on a connection that the node closed: a whole problem document. Gives its detail.
+#[track_caller]
+fn raw_problem(text: &str, status: u16, code: &str) -> String {
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let head = head.to_ascii_lowercase();
+    assert!(head.starts_with(&format!("http/1.1 {status} ")), "{text}");
+    assert!(head.contains("content-type: application/problem+json"), "{text}");
+    assert!(head.contains(&format!("content-length: {}", body.len())), "{text}");
+    let document: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!((&document["status"], &document["code"]), (&json!(status), &json!(code)), "{text}");
+    document["detail"].as_str().expect("a detail").to_owned()
+}
+
 #[tokio::test]
-async fn requests_that_are_no_http_are_cut() {
+async fn requests_that_are_no_http_get_a_problem_document() {
     let node = Node::start().await;
     let listen = node.started.listen;
-    for bytes in [
-        &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..],
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nBad header: x\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
+    for (bytes, named) in [
+        (&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], "method"),
+        (b"GET\r\n\r\n", "method"),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", "URI"),
+        (b"GET / HTTP/9.9\r\n\r\n", "version"),
+        (b"GET / HTTP/1.1\r\nHost\r\n\r\n", "header"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nBad header: x\r\n\r\n", "header"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", "content-length"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "content-length"),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n", "transfer-encoding"),
     ] {
-        let (status, _) = Raw::exchange(listen, bytes).await;
-        assert_eq!(status, 400, "{}", String::from_utf8_lossy(bytes));
+        let (_, text) = Raw::exchange(listen, bytes).await;
+        let detail = raw_problem(&text, 400, "invalid_request");
+        assert!(detail.starts_with("request head: ") && detail.contains(named), "{named} in {detail}");
     }
+    assert_eq!(node.metric("conch_refusals_total{code=\"invalid_request\"}").await, 9.0);
+    // What came before it on the connection is answered as if nothing followed.
+    let pipelined = format!("GET /v1/openapi.json HTTP/1.1\r\nHost: {listen}\r\n\r\nnonsense\r\n\r\n");
+    let (status, text) = Raw::exchange(listen, pipelined.as_bytes()).await;
+    assert_eq!(status, 200, "{text}");
+    let second = text.rfind("HTTP/1.1 ").expect("there is a second answer");
+    assert!(text[..second].ends_with('}') || text[..second].ends_with("}\n"), "the first answer is whole: {text}");
+    raw_problem(&text[second..], 400, "invalid_request");
     node.stranger().get("/v1/openapi.json").await.ok(200);
+}
+
+#[tokio::test]
+async fn heads_far_beyond_the_limits_get_a_problem_document_with_the_limits() {
+    let node = Node::start_with(|config| {
+        config.limits.header_bytes = 8_192;
+        config.limits.headers = 50;
+    })
+    .await;
+    let many = "X-Many: 1\r\n".repeat(101);
+    let large = format!("X-Large: {}\r\n", "x".repeat(200 * 1024));
+    let path = "x".repeat(200 * 1024);
+    for head in [
+        format!("GET / HTTP/1.1\r\n{many}\r\n"),
+        format!("GET / HTTP/1.1\r\n{large}\r\n"),
+        format!("GET /{path} HTTP/1.1\r\n\r\n"),
+    ] {
+        let (_, text) = Raw::exchange(node.started.listen, head.as_bytes()).await;
+        let detail = raw_problem(&text, 431, "headers_too_large");
+        assert!(detail.contains("50 headers") && detail.contains("8192 bytes"), "{detail}");
+    }
+    assert_eq!(node.metric("conch_refusals_total{code=\"headers_too_large\"}").await, 3.0);
+}
+
+/// Who asks first whether a body is welcome is told that it is too large, and is never asked for it.
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused_before_it_is_sent() {
+    let node = Node::start().await;
+    let alice = node.client("alice");
+    alice.channel("c").await;
+    let head = |bytes: usize| {
+        format!(
+            "POST {MESSAGES} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\n\
+             Expect: 100-continue\r\nConnection: close\r\nContent-Length: {bytes}\r\n\r\n",
+            node.started.listen,
+            alice.token.as_deref().expect("a token")
+        )
+    };
+    let (_, text) = Raw::exchange(node.started.listen, head(1 << 30).as_bytes()).await;
+    raw_problem(&text, 413, "too_large");
+    // One that is small enough is asked for.
+    let body = json!({"client_msg_id": "k", "body": {"text": "x"}}).to_string();
+    let whole = format!("{}{body}", head(body.len()));
+    let (status, text) = Raw::exchange(node.started.listen, whole.as_bytes()).await;
+    assert!(status == 201 || status == 100, "{text}");
+    assert_eq!(alice.log("c").await.len(), 1);
 }
 
 #[tokio::test]

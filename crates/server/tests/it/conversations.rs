@@ -116,6 +116,8 @@ async fn patch_changes_what_it_names_and_nothing_else() {
         (json!({"settings": {"coalesce_ms": 1001}}), 422, "settings.coalesce_ms"),
         (json!({"title": "x".repeat(257)}), 422, "title"),
         (json!({"agent": "demo"}), 422, "agent"),
+        (json!({"agent": null}), 422, "agent"),
+        (json!({"settings": null}), 422, "settings"),
     ] {
         let detail = alice.call("PATCH", path, body).await.problem(status, "invalid_request");
         assert!(detail.contains(named), "{detail}");
@@ -126,6 +128,10 @@ async fn patch_changes_what_it_names_and_nothing_else() {
     assert!(detail.problem(422, "invalid_request").contains("nobody"));
     let answer = alice.call("PATCH", "/v1/conversations/s", json!({"agent": "demo"})).await.ok(200);
     assert_eq!(answer["agent"], "demo");
+    // A session always has an agent: what cannot be taken away is not silently kept.
+    let detail = alice.call("PATCH", "/v1/conversations/s", json!({"agent": null, "title": "x"})).await;
+    assert!(detail.problem(422, "invalid_request").starts_with("agent"));
+    assert_eq!(alice.get("/v1/conversations/s").await.ok(200)["title"], Value::Null, "nothing of it was done");
 }
 
 fn ids(page: &Value) -> Vec<&str> {

@@ -6,6 +6,8 @@ mod access;
 mod bad_input;
 mod conversations;
 mod events;
+mod link;
+mod limits;
 mod members;
 mod messages;
 mod operations;

@@ -103,6 +103,7 @@ async fn frames_that_break_the_protocol_close_with_their_code() {
         assert_eq!(socket.close_code().await, code, "{what}");
     }
     node.metric_becomes("conch_sockets", 0.0).await;
+    node.metric_becomes(r#"conch_limit_hits_total{queue="frame"}"#, 2.0).await;
 }
 
 /// The peer must get the close, whatever of its own is still on the way.
@@ -251,6 +252,7 @@ async fn a_slow_reader_stalls_nobody_is_bounded_and_gets_everything_later() {
         assert_eq!(quick.until_event("message").await.seq(), number, "the others go on");
     }
     assert!(node.metric("conch_slow_sessions_total").await >= 1.0, "it was behind");
+    assert!(node.metric(r#"conch_limit_hits_total{queue="outbox"}"#).await >= 1.0, "its queue was full");
     let mut expected = 1;
     while expected <= COUNT {
         let frame = slow.next_frame().await;

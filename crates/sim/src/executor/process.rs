@@ -151,6 +151,12 @@ impl Process {
         lock(&self.core.state).processes[self.id].alive
     }
 
+    /// Would a listener of this process answer now?
+    #[must_use]
+    pub fn answers(&self) -> bool {
+        lock(&self.core.state).processes[self.id].lets_run("link", Thread::Shared)
+    }
+
     /// Is this a handle on the same process?
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {

@@ -16,7 +16,8 @@ use conch_sim::coverage::Tally;
 use conch_sim::dice::Dice;
 use conch_sim::executor::{Executor, Limits, Process};
 use conch_sim::history::History;
-use conch_sim::machine::{Machine, NodeLimits, Proof, Running, Site};
+use conch_sim::machine::{Machine, NodeLimits, Proof, Removed, Running, Site};
+use conch_sim::network::Network;
 use conch_sim::recorder::{Answer, Recorder};
 use conch_sim::scenario::TIMING;
 use conch_sim::shared::Shared;
@@ -71,8 +72,17 @@ fn play<F: Future<Output = ()> + Send + 'static>(scene: impl FnOnce(Scene) -> F 
     let recorder = Recorder::new(store, history, world.clone(), &conversations, tally.clone(), Answer::AfterCommit);
     let limits = NodeLimits { timing: TIMING, owner: OwnerLimits::default(), hub: HubLimits::default() };
     let complaints = Shared::default();
-    let site =
-        Site { executor: executor.clone(), recorder, limits, proof: Proof::Lock, tally, conversations, complaints };
+    let site = Site {
+        executor: executor.clone(),
+        recorder,
+        limits,
+        proof: Proof::Lock,
+        network: Network::default(),
+        removed: Removed::default(),
+        tally,
+        conversations,
+        complaints,
+    };
     let ended = executor.run(async move {
         create(&site, &room).await;
         let machine = Machine::new("node", site.clone(), Dice::new(1, 99));

@@ -4,10 +4,11 @@
 
 use std::time::Duration;
 
+use conch_core::head::HeadRow;
 use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq};
 
 use super::Mutant;
-use super::state::{HeadRow, Node, SKIP_PER_GENERATION, State, millis};
+use super::state::{Node, State, millis};
 use crate::{Armed, ClaimRequest, Held, Lifeline, NodeRow, OwnerSeen, Registration, Resolution, StoreError};
 
 impl State {
@@ -123,14 +124,7 @@ impl State {
         if !unseen && !self.is(Mutant::ClaimUnchecked) {
             return None;
         }
-        let base = (self.generation.0 - 1) * SKIP_PER_GENERATION;
-        Some(HeadRow {
-            epoch: Epoch(base + 1),
-            owner: Some(request.me),
-            generation: self.generation,
-            last_seq: Seq(base),
-            reserved_to: Seq(base),
-        })
+        Some(HeadRow::first(request.me, self.generation))
     }
 
     /// The head after a change of owner; `None` if it is not as it was seen.
@@ -139,26 +133,11 @@ impl State {
         if !as_seen && !self.is(Mutant::ClaimUnchecked) {
             return None;
         }
-        let skipped = self.generation.0.checked_sub(seen.generation.0)? * SKIP_PER_GENERATION;
-        let gap = match seen.owner {
-            _ if skipped > 0 => skipped,
-            None => 0,
-            Some(_) if self.is(Mutant::NoGap) => 0,
-            Some(_) => request.gap,
-        };
-        let step = match skipped {
-            0 if self.is(Mutant::EpochKeptOnClaim) => 0,
-            0 => 1,
-            skipped => skipped,
-        };
-        let reserved = if self.is(Mutant::ReservationIgnored) { seen.last_seq } else { seen.reserved_to };
-        Some(HeadRow {
-            epoch: Epoch(seen.epoch.0 + step),
-            owner: Some(request.me),
-            generation: self.generation,
-            last_seq: seen.last_seq,
-            reserved_to: Seq(reserved.0 + gap),
-        })
+        let gap = if self.is(Mutant::NoGap) { 0 } else { request.gap };
+        let reserved_to = if self.is(Mutant::ReservationIgnored) { seen.last_seq } else { seen.reserved_to };
+        let head = HeadRow { reserved_to, ..seen }.claimed(request.me, self.generation, gap)?;
+        let keep = self.is(Mutant::EpochKeptOnClaim) && head.generation == seen.generation;
+        Some(if keep { HeadRow { epoch: seen.epoch, ..head } } else { head })
     }
 
     /// May this incarnation claim? A draining one only what it owns already, to settle a write of unknown outcome.
@@ -169,10 +148,10 @@ impl State {
     }
 
     pub(super) fn release(&mut self, held: &Held, first_seq: Seq) -> bool {
-        let Some(mut head) = self.held_head(held) else { return false };
-        head.owner = None;
-        if !self.is(Mutant::HoleAfterRelease) {
-            head.reserved_to = used_up_to(&head, first_seq);
+        let Some(held_head) = self.held_head(held) else { return false };
+        let mut head = held_head.released(first_seq);
+        if self.is(Mutant::HoleAfterRelease) {
+            head.reserved_to = held_head.reserved_to;
         }
         if self.is(Mutant::EpochResetOnRelease) {
             head.epoch = Epoch(0);
@@ -182,12 +161,9 @@ impl State {
     }
 
     pub(super) fn release_wedged(&mut self, held: &Held, gap: u64) -> bool {
-        let Some(mut head) = self.held_head(held) else { return false };
-        head.owner = None;
-        if !self.is(Mutant::NoGapForTheWedged) {
-            head.reserved_to.0 += gap;
-        }
-        self.set_head(held.conversation, head);
+        let Some(head) = self.held_head(held) else { return false };
+        let gap = if self.is(Mutant::NoGapForTheWedged) { 0 } else { gap };
+        self.set_head(held.conversation, head.released_wedged(gap));
         true
     }
 
@@ -199,19 +175,13 @@ impl State {
         first_seq: Seq,
         margin: Duration,
     ) -> Option<Armed> {
-        let mut head = self.held_head(held)?;
-        // In another generation the numbers must skip, which only a claim does.
-        if head.generation != self.generation {
-            return None;
-        }
+        let head = self.held_head(held)?;
         let peer = self.nodes.get(&to);
         let fit = peer.is_some_and(|peer| !peer.draining && peer.has_more_than(margin, now_ms));
         if !fit && !self.is(Mutant::PeerUnchecked) {
             return None;
         }
-        head.owner = Some(to);
-        head.epoch.0 += 1;
-        head.reserved_to = used_up_to(&head, first_seq);
+        let head = head.handed_off(to, self.generation, first_seq)?;
         self.set_head(held.conversation, head);
         Some(self.armed(head))
     }
@@ -224,18 +194,8 @@ impl State {
     }
 
     fn armed(&self, head: HeadRow) -> Armed {
-        Armed {
-            epoch: head.epoch,
-            generation: self.generation,
-            last_seq: head.last_seq,
-            first_seq: head.reserved_to.next(),
-        }
+        Armed { epoch: head.epoch, generation: self.generation, last_seq: head.last_seq, first_seq: head.first_seq() }
     }
-}
-
-/// The reserved mark after a holder left with nothing in flight.
-fn used_up_to(head: &HeadRow, first_seq: Seq) -> Seq {
-    head.last_seq.max(Seq(first_seq.0.saturating_sub(1)))
 }
 
 impl Node {

@@ -5,13 +5,14 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
+use conch_core::head::{Fence, HeadRow, Verdict};
 use conch_core::ids::{ClientMsgId, ConvRef, Epoch, Incarnation, Seq, Subject};
 use conch_core::invariant::{Broken, Invariant};
 use conch_core::record::{Draft, Record};
 use conch_core::time::Timestamp;
 
 use super::Mutant;
-use super::state::{Conversation, Due, HeadRow, State, Stored, millis};
+use super::state::{Conversation, Due, State, Stored, millis};
 use crate::{
     AppendOutcome, Batch, Checkpoint, Direction, DueChange, DueRow, Duplicate, Landed, Page, RangeQuery, StoreError,
 };
@@ -46,7 +47,7 @@ impl State {
             Ok(head) => head,
             Err(outcome) => return outcome,
         };
-        let head = HeadRow { last_seq: batch.hi, reserved_to: self.reserved(&head, &batch), ..head };
+        let head = self.advanced(&head, &batch);
         let times_go_back = self.is(Mutant::TimesGoBack);
         let due_ignored = self.is(Mutant::DueIgnored);
         let dedup = self.dedup();
@@ -74,36 +75,43 @@ impl State {
         if self.is(Mutant::DedupWithinBatchOff) { Dedup::EarlierBatchesOnly } else { Dedup::Full }
     }
 
-    fn reserved(&self, head: &HeadRow, batch: &Batch) -> Seq {
-        let floor = if self.is(Mutant::ReserveLowered) { Seq(0) } else { head.reserved_to };
-        floor.max(batch.reserve).max(batch.hi)
+    fn advanced(&self, head: &HeadRow, batch: &Batch) -> HeadRow {
+        let reserved_to = if self.is(Mutant::ReserveLowered) { Seq(0) } else { head.reserved_to };
+        HeadRow { reserved_to, ..*head }.appended(batch.hi, batch.reserve)
     }
 
     /// The fence: the head to write behind, or why this batch may not write.
     fn judge(&self, me: Incarnation, batch: &Batch) -> Result<HeadRow, AppendOutcome> {
         let head = self.head(batch.conversation.key).ok_or(AppendOutcome::Fenced)?;
-        if head.epoch != batch.epoch && !self.is(Mutant::FenceOff) {
-            return Err(AppendOutcome::Fenced);
+        let Batch { epoch, generation, prev, hi, .. } = *batch;
+        let (judged, fence) = self.with_guards_off(head, Fence { epoch, owner: me, generation, prev, hi });
+        match judged.judge(&fence, self.generation) {
+            Verdict::Admitted => Ok(head),
+            Verdict::MayHaveLanded if !self.is(Mutant::LandedForgotten) => {
+                let conversation = self.conversations.get(&batch.conversation.key);
+                let landed = conversation.and_then(|conversation| conversation.landed_before(batch));
+                Err(landed.unwrap_or(AppendOutcome::Rewound))
+            }
+            Verdict::Fenced => Err(AppendOutcome::Fenced),
+            Verdict::MayHaveLanded | Verdict::Rewound => Err(AppendOutcome::Rewound),
         }
-        if head.owner != Some(me) && !self.is(Mutant::OwnerUnchecked) {
-            return Err(AppendOutcome::Fenced);
+    }
+
+    /// What the fence is to compare: as it is, but for what a mutant does not compare.
+    fn with_guards_off(&self, mut head: HeadRow, mut fence: Fence) -> (HeadRow, Fence) {
+        if self.is(Mutant::FenceOff) {
+            fence.epoch = head.epoch;
         }
-        let same_generation = batch.generation == self.generation && head.generation == self.generation;
-        if !same_generation && !self.is(Mutant::GenerationUnchecked) {
-            return Err(AppendOutcome::Rewound);
+        if self.is(Mutant::OwnerUnchecked) {
+            head.owner = Some(fence.owner);
+        }
+        if self.is(Mutant::GenerationUnchecked) {
+            (head.generation, fence.generation) = (self.generation, self.generation);
         }
         if self.is(Mutant::PrevUnchecked) {
-            return Ok(head);
+            head.last_seq = fence.prev;
         }
-        if head.last_seq == batch.hi && batch.hi > batch.prev && !self.is(Mutant::LandedForgotten) {
-            let conversation = self.conversations.get(&batch.conversation.key);
-            let landed = conversation.and_then(|conversation| conversation.landed_before(batch));
-            return Err(landed.unwrap_or(AppendOutcome::Rewound));
-        }
-        if head.last_seq != batch.prev {
-            return Err(AppendOutcome::Rewound);
-        }
-        Ok(head)
+        (head, fence)
     }
 
     pub(super) fn range(&self, query: &RangeQuery) -> Result<Option<Page>, StoreError> {

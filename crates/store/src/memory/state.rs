@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use conch_core::body::BodyHash;
 use conch_core::conversation::{ConversationKind, Settings};
+use conch_core::head::HeadRow;
 use conch_core::ids::{
     AgentName, ClientMsgId, ConvKey, ConvRef, ConversationId, Epoch, Generation, Incarnation, LogId, Region, Seq,
     Subject,
@@ -18,9 +19,6 @@ use conch_core::time::Timestamp;
 
 use super::Mutant;
 use crate::{Checkpoint, DueWhy, Registration, StoreError};
-
-/// How many numbers and epochs each generation skips, so that what a failover lost is never given again.
-pub(super) const SKIP_PER_GENERATION: u64 = 1_000_000;
 
 /// Everything. Cloning is cheap: conversations are shared until one side changes them.
 #[derive(Clone)]
@@ -60,15 +58,6 @@ pub(super) struct Conversation {
     pub(super) by_client_msg_id: BTreeMap<(Subject, ClientMsgId), Seq>,
     pub(super) due: Option<Due>,
     pub(super) checkpoint: Option<(Epoch, Checkpoint)>,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct HeadRow {
-    pub(super) epoch: Epoch,
-    pub(super) owner: Option<Incarnation>,
-    pub(super) generation: Generation,
-    pub(super) last_seq: Seq,
-    pub(super) reserved_to: Seq,
 }
 
 #[derive(Clone)]

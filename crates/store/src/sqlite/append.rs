@@ -8,6 +8,7 @@
 //! fails alone. The good case pays nothing for it.
 
 use conch_core::body::BodyHash;
+use conch_core::head::{Fence, HeadRow, Verdict};
 use conch_core::ids::{ClientMsgId, ConvKey, Epoch, Incarnation, Seq, Subject};
 use conch_core::invariant::{Broken, Invariant};
 use conch_core::time::Timestamp;
@@ -30,8 +31,9 @@ impl<'a> Statements<'a> {
     fn prepare(connection: &'a Connection) -> rusqlite::Result<Self> {
         Ok(Self {
             connection,
-            head: connection
-                .prepare_cached("SELECT epoch, owner, gen, last_seq, last_at FROM conv_head WHERE conv_id = ?1")?,
+            head: connection.prepare_cached(
+                "SELECT epoch, owner, gen, last_seq, reserved_to, last_at FROM conv_head WHERE conv_id = ?1",
+            )?,
             insert: connection.prepare_cached(
                 "INSERT INTO record(conv_id, seq, epoch, kind, sender, client_msg_id, name, turn, at, body_hash, body)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
@@ -97,21 +99,16 @@ fn append_one(
         return Ok(AppendOutcome::Failed(StoreError::Damaged(broken.to_string())));
     }
     let key = batch.conversation.key;
-    let Some(fence) = read_fence(&mut statements.head, key)? else { return Ok(AppendOutcome::Fenced) };
-    if fence.epoch != batch.epoch || fence.owner != Some(me) {
-        return Ok(AppendOutcome::Fenced);
-    }
-    if batch.generation != write.generation || fence.generation != write.generation.to_i64() {
-        return Ok(AppendOutcome::Rewound);
-    }
-    if fence.last_seq == batch.hi && batch.hi > batch.prev {
-        return landed_before(statements.connection, batch);
-    }
-    if fence.last_seq != batch.prev {
-        return Ok(AppendOutcome::Rewound);
+    let Some((head, last_at)) = read_head(&mut statements.head, key)? else { return Ok(AppendOutcome::Fenced) };
+    let Batch { epoch, generation, prev, hi, .. } = *batch;
+    match head.judge(&Fence { epoch, owner: me, generation, prev, hi }, write.generation) {
+        Verdict::Admitted => {}
+        Verdict::MayHaveLanded => return landed_before(statements.connection, batch),
+        Verdict::Fenced => return Ok(AppendOutcome::Fenced),
+        Verdict::Rewound => return Ok(AppendOutcome::Rewound),
     }
     // The calendar may be set back; a log's times never go back with it.
-    let at_ms = fence.last_at.max(write.now_ms);
+    let at_ms = last_at.max(write.now_ms);
     let duplicates = insert_records(statements, batch, at_ms)?;
     let inserted_any = duplicates.len() < batch.records.len();
     let advanced = statements
@@ -124,7 +121,7 @@ fn append_one(
             batch.prev.to_i64(),
             batch.hi.to_i64(),
             batch.reserve.to_i64().max(batch.hi.to_i64()),
-            if inserted_any { at_ms } else { fence.last_at },
+            if inserted_any { at_ms } else { last_at },
         ])
         .map_err(|error| store_error(&error))?;
     if advanced != 1 {
@@ -153,24 +150,11 @@ fn check(batch: &Batch) -> Result<(), Broken> {
     Ok(())
 }
 
-struct Fence {
-    epoch: Epoch,
-    owner: Option<Incarnation>,
-    generation: i64,
-    last_seq: Seq,
-    last_at: i64,
-}
-
-fn read_fence(statement: &mut CachedStatement<'_>, key: ConvKey) -> Result<Option<Fence>, StoreError> {
+/// The head, and the time of the last record.
+fn read_head(statement: &mut CachedStatement<'_>, key: ConvKey) -> Result<Option<(HeadRow, i64)>, StoreError> {
     let mut found = statement.query(params![key.0]).map_err(|error| store_error(&error))?;
     let Some(row) = found.next().map_err(|error| store_error(&error))? else { return Ok(None) };
-    Ok(Some(Fence {
-        epoch: Epoch::from_i64(rows::get(row, 0, "conv_head.epoch")?),
-        owner: rows::incarnation(row, 1, "conv_head.owner")?,
-        generation: rows::get(row, 2, "conv_head.gen")?,
-        last_seq: Seq::from_i64(rows::get(row, 3, "conv_head.last_seq")?),
-        last_at: rows::get(row, 4, "conv_head.last_at")?,
-    }))
+    Ok(Some((super::leases::head_row(row)?, rows::get(row, 5, "conv_head.last_at")?)))
 }
 
 /// Inserts what is new and looks up what is not.

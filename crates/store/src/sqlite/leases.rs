@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use conch_core::head::HeadRow;
 use conch_core::ids::{ConvKey, ConvRef, Epoch, Generation, Incarnation, Seq};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
@@ -12,9 +13,6 @@ use super::readers::ReadTransaction;
 use super::rows;
 use super::writer::WriteTransaction;
 use crate::{Armed, ClaimOutcome, ClaimRequest, Held, NodeRow, OwnerSeen, Registration, Resolution, StoreError};
-
-/// What a generation skips, of numbers and of epochs, so that none that a failover lost is given again.
-const GENERATION_GAP: i64 = 1_000_000;
 
 const NODE: &str = "SELECT incarnation, node_name, region, addr, beat, draining, expires_at FROM node_lease";
 
@@ -115,20 +113,15 @@ pub(super) fn claim(write: &WriteTransaction<'_>, request: &ClaimRequest) -> Res
     if !may_claim(write, request)? {
         return Ok(ClaimOutcome::Lost);
     }
-    let generation = write.generation.to_i64();
     let me = request.me;
-    let head = match (head(write.connection, request.conversation)?, request.seen_epoch) {
-        (None, None) if request.seen_owner.is_none() => {
-            let start = (generation - 1).saturating_mul(GENERATION_GAP);
-            HeadRow { epoch: start + 1, owner: Some(me), generation, last_seq: start, reserved_to: start }
+    let claimed = match (head(write.connection, request.conversation)?, request.seen_epoch) {
+        (None, None) if request.seen_owner.is_none() => Some(HeadRow::first(me, write.generation)),
+        (Some(head), Some(seen)) if head.epoch == seen && head.owner == request.seen_owner => {
+            head.claimed(me, write.generation, request.gap)
         }
-        (Some(head), Some(seen))
-            if head.epoch == seen.to_i64() && head.owner == request.seen_owner && head.generation <= generation =>
-        {
-            taken_over(&head, me, generation, request.gap)
-        }
-        _ => return Ok(ClaimOutcome::Lost),
+        _ => None,
     };
+    let Some(head) = claimed else { return Ok(ClaimOutcome::Lost) };
     execute(
         write.connection,
         "INSERT INTO conv_head(conv_id, epoch, owner, gen, last_seq, reserved_to, last_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0)
@@ -137,14 +130,14 @@ pub(super) fn claim(write: &WriteTransaction<'_>, request: &ClaimRequest) -> Res
          WHERE conv_head.epoch < excluded.epoch",
         params![
             request.conversation.0,
-            head.epoch,
+            head.epoch.to_i64(),
             rows::incarnation_blob(me),
-            head.generation,
-            head.last_seq,
-            head.reserved_to
+            head.generation.to_i64(),
+            head.last_seq.to_i64(),
+            head.reserved_to.to_i64()
         ],
     )?;
-    Ok(ClaimOutcome::Won(head.armed()))
+    Ok(ClaimOutcome::Won(armed(&head)))
 }
 
 /// The claimant is registered, does not drain (but for what it owns itself), and has more than the margin left.
@@ -155,24 +148,6 @@ fn may_claim(write: &WriteTransaction<'_>, request: &ClaimRequest) -> Result<boo
     let draining: Option<bool> =
         rows::first(write.connection, sql, parameters, |row| rows::get(row, 0, "node_lease.draining"))?;
     Ok(draining.is_some_and(|draining| !draining || request.seen_owner == Some(request.me)))
-}
-
-/// The head after a change of owner. A new generation skips what a failover may have lost; an owner that did not release
-/// may have assigned numbers beyond the reserved ones.
-fn taken_over(head: &HeadRow, me: Incarnation, generation: i64, gap: u64) -> HeadRow {
-    let generations = generation - head.generation;
-    let (epoch_gap, seq_gap) = match (generations, head.owner) {
-        (0, None) => (1, 0),
-        (0, Some(_)) => (1, i64::try_from(gap).unwrap_or(i64::MAX)),
-        _ => (generations.saturating_mul(GENERATION_GAP), generations.saturating_mul(GENERATION_GAP)),
-    };
-    HeadRow {
-        epoch: head.epoch.saturating_add(epoch_gap),
-        owner: Some(me),
-        generation,
-        last_seq: head.last_seq,
-        reserved_to: head.reserved_to.saturating_add(seq_gap),
-    }
 }
 
 pub(super) fn release(write: &WriteTransaction<'_>, held: &Held, first_seq: Seq) -> Result<bool, StoreError> {
@@ -215,39 +190,27 @@ pub(super) fn hand_off(
     if execute(write.connection, sql, parameters)? == 0 {
         return Ok(None);
     }
-    Ok(head(write.connection, held.conversation)?.map(|head| head.armed()))
+    Ok(head(write.connection, held.conversation)?.map(|head| armed(&head)))
 }
 
-/// A conversation's head, as numbers of the database.
-pub(super) struct HeadRow {
-    pub(super) epoch: i64,
-    pub(super) owner: Option<Incarnation>,
-    pub(super) generation: i64,
-    pub(super) last_seq: i64,
-    pub(super) reserved_to: i64,
-}
-
-impl HeadRow {
-    fn armed(&self) -> Armed {
-        Armed {
-            epoch: Epoch::from_i64(self.epoch),
-            generation: Generation::from_i64(self.generation),
-            last_seq: Seq::from_i64(self.last_seq),
-            first_seq: Seq::from_i64(self.reserved_to).next(),
-        }
-    }
+fn armed(head: &HeadRow) -> Armed {
+    let HeadRow { epoch, generation, last_seq, .. } = *head;
+    Armed { epoch, generation, last_seq, first_seq: head.first_seq() }
 }
 
 pub(super) fn head(connection: &Connection, key: ConvKey) -> Result<Option<HeadRow>, StoreError> {
     let sql = "SELECT epoch, owner, gen, last_seq, reserved_to FROM conv_head WHERE conv_id = ?1";
-    rows::first(connection, sql, params![key.0], |row| {
-        Ok(HeadRow {
-            epoch: rows::get(row, 0, "conv_head.epoch")?,
-            owner: rows::incarnation(row, 1, "conv_head.owner")?,
-            generation: rows::get(row, 2, "conv_head.gen")?,
-            last_seq: rows::get(row, 3, "conv_head.last_seq")?,
-            reserved_to: rows::get(row, 4, "conv_head.reserved_to")?,
-        })
+    rows::first(connection, sql, params![key.0], head_row)
+}
+
+/// The head from a row's first five columns: epoch, owner, gen, last_seq, reserved_to.
+pub(super) fn head_row(row: &Row<'_>) -> Result<HeadRow, StoreError> {
+    Ok(HeadRow {
+        epoch: Epoch::from_i64(rows::get(row, 0, "conv_head.epoch")?),
+        owner: rows::incarnation(row, 1, "conv_head.owner")?,
+        generation: Generation::from_i64(rows::get(row, 2, "conv_head.gen")?),
+        last_seq: Seq::from_i64(rows::get(row, 3, "conv_head.last_seq")?),
+        reserved_to: Seq::from_i64(rows::get(row, 4, "conv_head.reserved_to")?),
     })
 }
 

@@ -3,7 +3,6 @@
 //! Invariant: an idle connection holds no read buffer and an empty queue. The order of a client's pushes to one topic is
 //! the order in which they reach its owner.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +20,7 @@ use super::pushes::{Lane, Pushes};
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::input::from_json;
-use crate::gateway::{Gateway, Shutdown};
+use crate::gateway::{Gateway, Shutdown, Slot};
 use crate::hub::Join;
 use crate::metrics::Queue;
 
@@ -43,10 +42,12 @@ pub(super) struct Connection {
     pub(super) outbox: Arc<Outbox>,
     reader: Reader,
     buffer: BytesMut,
-    channels: BTreeMap<Arc<str>, Joined>,
+    /// Few: a search through them costs less memory than a map, most of which would be empty.
+    channels: Vec<Joined>,
     pub(super) under_way: Arc<Pushes>,
     last_read: Instant,
     shutdown: Shutdown,
+    _slot: Slot,
 }
 
 /// A joined channel and the lane of its pushes.
@@ -65,7 +66,13 @@ enum Next {
 }
 
 impl Connection {
-    pub(super) fn new(gateway: Gateway, principal: Arc<Principal>, stream: TcpStream, read_ahead: &[u8]) -> Self {
+    pub(super) fn new(
+        gateway: Gateway,
+        principal: Arc<Principal>,
+        stream: TcpStream,
+        read_ahead: &[u8],
+        slot: Slot,
+    ) -> Self {
         let stream = Arc::new(stream);
         let limits = gateway.limits();
         let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes));
@@ -75,20 +82,27 @@ impl Connection {
             outbox,
             reader: Reader::new(Side::Server, frame_bytes),
             buffer: BytesMut::from(read_ahead),
-            channels: BTreeMap::new(),
+            channels: Vec::new(),
             under_way: Arc::default(),
             last_read: Instant::now(),
             shutdown: gateway.shutdown(),
             stream,
             gateway,
+            _slot: slot,
         }
     }
 
-    pub(super) async fn run(mut self) {
-        let expires = self.expires_in();
-        let expiry = tokio::time::sleep(expires);
-        let idle = tokio::time::sleep(IDLE);
-        tokio::pin!(expiry, idle);
+    /// Serves the socket to its end. Boxed, and in two parts that take turns in the same bytes: what this future holds is
+    /// what an idle socket costs.
+    pub(super) async fn run(mut self: Box<Self>) {
+        self.serve().await;
+        self.end().await;
+    }
+
+    async fn serve(&mut self) {
+        let expiry = Instant::now() + self.expires_in();
+        let timer = tokio::time::sleep_until(expiry.min(self.last_read + IDLE));
+        tokio::pin!(timer);
         let (mut writable, mut draining) = (false, false);
         loop {
             // Who takes no answers is asked for nothing more: what waits for it stays bounded.
@@ -119,16 +133,16 @@ impl Connection {
                     self.close(CloseCode::RESTART, "the node shuts down");
                     break;
                 }
-                () = &mut expiry => {
-                    self.close(CloseCode::POLICY, "the token has expired");
-                    break;
-                }
-                () = &mut idle => {
+                () = &mut timer => {
+                    if Instant::now() >= expiry {
+                        self.close(CloseCode::POLICY, "the token has expired");
+                        break;
+                    }
                     if self.last_read.elapsed() >= IDLE {
                         self.outbox.abort();
                         break;
                     }
-                    idle.as_mut().reset(self.last_read + IDLE);
+                    timer.as_mut().reset(expiry.min(self.last_read + IDLE));
                 }
             }
             match self.outbox.flush() {
@@ -137,7 +151,6 @@ impl Connection {
                 Flush::Done => break,
             }
         }
-        self.end().await;
     }
 
     fn expires_in(&self) -> Duration {
@@ -150,8 +163,8 @@ impl Connection {
     }
 
     /// Lets the last bytes go, a bounded time, and leaves every channel.
-    async fn end(self) {
-        for joined in self.channels.values() {
+    async fn end(&mut self) {
+        for joined in self.channels.drain(..) {
             joined.channel.leave();
         }
         let last_bytes = async {
@@ -175,13 +188,15 @@ impl Connection {
         if socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write).is_err() {
             return;
         }
+        while self.stream.readable().await.is_ok() && self.drops_what_came() {}
+    }
+
+    /// Drops what came; whether there may be more. No part of the future above, so that no idle socket holds the bytes.
+    fn drops_what_came(&self) -> bool {
         let mut unread = [0; READ_BYTES];
-        while self.stream.readable().await.is_ok() {
-            match self.stream.try_read(&mut unread) {
-                Ok(0) => return,
-                Err(error) if error.kind() != ErrorKind::WouldBlock => return,
-                _ => {}
-            }
+        match self.stream.try_read(&mut unread) {
+            Ok(count) => count > 0,
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
         }
     }
 
@@ -261,15 +276,14 @@ impl Connection {
                 let reference = frame.reference.as_deref();
                 self.reply(frame, reference, Status::Ok, "{}");
                 // A leave that comes after a newer join of the topic is about the older one, which has ended.
-                let current = self.channels.get(&*frame.topic).is_some_and(|joined| {
+                let current = self.joined(&frame.topic).is_some_and(|joined| {
                     frame.join_ref.is_none() || joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
                 });
-                if current && let Some(joined) = self.channels.remove(&*frame.topic) {
-                    joined.channel.send_close();
-                    joined.channel.leave();
+                if current {
+                    self.leave(&frame.topic);
                 }
             }
-            _ => match self.channels.get(&*frame.topic) {
+            _ => match self.joined(&frame.topic) {
                 Some(joined)
                     if joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
                         && !joined.channel.has_left() =>
@@ -281,6 +295,18 @@ impl Connection {
                     self.refuse(frame, &refusal);
                 }
             },
+        }
+    }
+
+    fn joined(&self, topic: &str) -> Option<&Joined> {
+        self.channels.iter().find(|joined| *joined.channel.topic == *topic)
+    }
+
+    /// Leaves a topic, if it is joined, and tells the client.
+    fn leave(&mut self, topic: &str) {
+        for left in self.channels.extract_if(.., |joined| *joined.channel.topic == *topic) {
+            left.channel.send_close();
+            left.channel.leave();
         }
     }
 
@@ -304,12 +330,8 @@ impl Connection {
         self.gateway.refuse_if_draining()?;
         let topic: Topic = frame.topic.parse().map_err(IntoRefusal::into_refusal)?;
         let payload: JoinPayload = from_json(frame.payload.get())?;
-        let name: Arc<str> = (&*frame.topic).into();
-        if let Some(old) = self.channels.remove(&name) {
-            old.channel.send_close();
-            old.channel.leave();
-        }
-        self.channels.retain(|_, joined| !joined.channel.has_left());
+        self.leave(&frame.topic);
+        self.channels.retain(|joined| !joined.channel.has_left());
         let limit = self.gateway.limits().topics_per_socket;
         if self.channels.len() >= limit {
             let detail = format!("topic: at most {limit} may be joined on one socket");
@@ -321,8 +343,11 @@ impl Connection {
             Topic::Me => None,
         };
         let join_ref = frame.join_ref.as_deref().map(Into::into);
-        let channel = Arc::new(Channel::new(Arc::clone(&name), join_ref, conversation, Arc::clone(&self.outbox)));
-        self.channels.insert(name, Joined { channel: Arc::clone(&channel), lane: Lane::default() });
+        let name: Arc<str> = (&*frame.topic).into();
+        let channel = Arc::new(Channel::new(name, join_ref, conversation, Arc::clone(&self.outbox)));
+        // One at a time: most sockets join one topic or two, and room for four would be left empty.
+        self.channels.reserve_exact(1);
+        self.channels.push(Joined { channel: Arc::clone(&channel), lane: Lane::default() });
         let reference: Option<Arc<str>> = frame.reference.as_deref().map(Into::into);
         let (gateway, principal) = (self.gateway.clone(), Arc::clone(&self.principal));
         tokio::spawn(join_task(gateway, principal, channel, reference, payload));
@@ -372,8 +397,9 @@ async fn join_task(
         }
         Err(refusal) => {
             gateway.node().metrics.refused(refusal.code);
-            channel.refuse(reference.as_deref(), &refusal);
+            // Left first: the client may use the topic's room as soon as it has the answer.
             channel.leave();
+            channel.refuse(reference.as_deref(), &refusal);
         }
     }
 }

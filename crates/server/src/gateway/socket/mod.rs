@@ -22,9 +22,11 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use hyper::upgrade::Parts;
 use hyper_util::rt::TokioIo;
 
+use self::connection::Connection;
 use super::Gateway;
 use super::errors::HttpError;
 use super::stall::Stalling;
+use super::unread::Lent;
 use crate::auth::extract::{self, PHOENIX_SUBPROTOCOL};
 use crate::auth::grants::Principal;
 
@@ -53,14 +55,13 @@ pub(super) async fn upgrade(State(gateway): State<Gateway>, mut request: Request
             Ok(upgraded) => upgraded,
             Err(error) => return tracing::debug!(%error, "a socket was not upgraded"),
         };
-        match upgraded.downcast::<TokioIo<Stalling>>() {
+        match upgraded.downcast::<TokioIo<Lent<Stalling>>>() {
             Ok(Parts { io, read_buf, .. }) => {
-                let connection =
-                    connection::Connection::new(gateway, principal, io.into_inner().into_inner(), &read_buf);
-                // Kept, it would cost every idle socket the 8 KiB that the HTTP half read into.
-                drop(read_buf);
-                connection.run().await;
-                drop(slot);
+                let stream = io.into_inner().into_inner().into_inner();
+                let connection = Connection::new(gateway, principal, stream, &read_buf, slot);
+                // A task of its own: what the upgrade held (8 KiB that the HTTP half read into, among the rest) goes now,
+                // and not with the socket.
+                tokio::spawn(Box::new(connection).run());
             }
             Err(_) => tracing::error!("an upgraded connection is not a TCP stream"),
         }

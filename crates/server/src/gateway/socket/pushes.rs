@@ -26,6 +26,7 @@ use crate::gateway::input::from_json;
 use crate::gateway::operations::{HistoryRequest, receipt_json};
 use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
+use crate::router::Place;
 
 /// How long a page of history waits for room in the socket's queue.
 const ROOM: Duration = Duration::from_secs(5);
@@ -268,7 +269,7 @@ impl Lane {
 
     /// Sends what waits, in order, once there is an owner; then the lane is open again.
     async fn drain(self, gateway: Gateway, conversation: ConvRef) {
-        let owner = gateway.router().owner(&conversation).await;
+        let place = gateway.router().place(&conversation, None).await;
         loop {
             let message = {
                 let mut waiting = self.0.lock().expect("no holder of a lane panics");
@@ -278,11 +279,17 @@ impl Lane {
                 }
                 message
             };
-            match (message, &owner) {
+            match (message, &place) {
                 (None, _) => return,
-                (Some(message), Ok(owner)) => submit(owner, &conversation, message),
-                // The router waits and asks again inside its own bounds.
-                (Some(message), Err(_)) => send_again(conversation.clone(), message),
+                (Some(message), Ok(Place::Here(owner))) => submit(owner, &conversation, message),
+                // The router passes it on, or waits and asks again inside its own bounds. Once polled, it is on its way, so
+                // the messages of a lane leave in their order.
+                (Some(message), _) => {
+                    let mut sending = Box::pin(send(conversation.clone(), message));
+                    if futures_util::poll!(&mut sending).is_pending() {
+                        tokio::spawn(sending);
+                    }
+                }
             }
         }
     }
@@ -301,11 +308,13 @@ fn submit(owner: &OwnerHandle, conversation: &ConvRef, message: Message) {
 
 /// The owner went away with the message in its hands: ask again under the same key.
 fn send_again(conversation: ConvRef, message: Message) {
-    tokio::spawn(async move {
-        let Message { drafts, to } = message;
-        let result = to.gateway.router().append(&conversation, drafts).await;
-        to.settle(&result);
-    });
+    tokio::spawn(send(conversation, message));
+}
+
+async fn send(conversation: ConvRef, message: Message) {
+    let Message { drafts, to } = message;
+    let result = to.gateway.router().append(&conversation, drafts).await;
+    to.settle(&result);
 }
 
 fn parse<'a, T: Deserialize<'a>>(payload: &'a RawValue) -> Result<T, Refusal> {

@@ -15,6 +15,7 @@ impl Hub {
     pub(super) fn lost(&mut self) {
         self.follow = None;
         self.reports = None;
+        self.shared.router.forget(&self.conversation);
         let pause = RETRY.0 + self.shared.node.seams.jitter(RETRY.1);
         self.seek(pause);
     }

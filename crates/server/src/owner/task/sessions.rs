@@ -65,7 +65,7 @@ impl Owner {
     }
 
     pub(super) fn perform_turn_actions(&mut self) {
-        while !self.halted && self.releasing.is_empty() {
+        while !self.halted && !self.is_leaving() {
             let Some(action) = self.turn_actions.pop_front() else { return };
             match action {
                 turn::Action::Append(drafts) => self.append_own(drafts, Box::new(drop)),

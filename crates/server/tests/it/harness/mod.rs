@@ -196,7 +196,7 @@ async fn run(config: Config) -> Result<Running, ServeError> {
             // Nobody may wait for it any more.
             let _ = ready.send(started);
         };
-        let result = runtime.block_on(serve::run(config, started, stop));
+        let result = runtime.block_on(serve::run(config, started, stop)).map(drop);
         drop(runtime);
         let _ = end.send(result);
     });

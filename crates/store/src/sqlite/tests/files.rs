@@ -166,3 +166,24 @@ fn verifying_nothing_is_an_error_that_names_it() {
     let error = verify(directory.path(), |_| {}).expect_err("it is empty").to_string();
     assert!(error.ends_with("conch.db: there is no database"), "{error}");
 }
+
+/// It holds what people write. A directory that was there before may be open to others; the file is not.
+#[tokio::test]
+async fn a_new_database_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let temporary = tempfile::tempdir().expect("a temporary directory");
+    let (made, found) = (temporary.path().join("made"), temporary.path().join("found"));
+    std::fs::create_dir(&found).expect("makes a directory");
+    std::fs::set_permissions(&found, std::fs::Permissions::from_mode(0o755)).expect("opens it to all");
+    let clock = Arc::new(AtomicI64::new(START_MS));
+    let stores = [&made, &found].map(|directory| SqliteStore::open(directory, options(&clock)).expect("opens"));
+    assert_eq!(mode(&made), 0o700);
+    assert_eq!(mode(&found), 0o755, "somebody's decision stays");
+    for directory in [&made, &found] {
+        let files = ["conch.db", "conch.db-wal", "conch.db-shm"].map(|file| mode(&directory.join(file)));
+        assert_eq!(files, [0o600; 3], "{}", directory.display());
+    }
+    drop(stores);
+}

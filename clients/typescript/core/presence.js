@@ -7,13 +7,27 @@
  */
 import { Emitter } from './emitter.js';
 
+/** @import { Clock } from './clock.js' */
+
 export const TYPING_MS = 5_000;
 
+/** One session of a person. @typedef {{phx_ref: string, name?: string}} Meta */
+
+/**
+ * Emits `change`.
+ * @extends {Emitter<{change: void}>}
+ */
 export class Presence extends Emitter {
+  /** @type {Map<string, Meta[]>} */
   #metas = new Map();
+  /** @type {number | null} */
   #count = null;
 
-  /** Applies presence_state, presence_diff or presence_count. */
+  /**
+   * Applies presence_state, presence_diff or presence_count.
+   * @param {string} event
+   * @param {any} payload
+   */
   apply(event, payload) {
     if (event === 'presence_state') this.#replace(payload);
     if (event === 'presence_diff') this.#merge(payload);
@@ -42,13 +56,16 @@ export class Presence extends Emitter {
   /** True if the server tells numbers only. */
   get isCountOnly() { return this.#count !== null; }
 
+  /** @param {string} sub */
   has(sub) { return this.#metas.has(sub); }
 
+  /** @param {Record<string, {metas: Meta[]}>} state */
   #replace(state) {
     this.#count = null;
     this.#metas = new Map(Object.entries(state).map(([sub, { metas }]) => [sub, metas]));
   }
 
+  /** @param {{joins?: Record<string, {metas: Meta[]}>, leaves?: Record<string, {metas: Meta[]}>}} diff */
   #merge({ joins = {}, leaves = {} }) {
     if (this.isCountOnly) return; // a list is complete or it is none
     for (const [sub, { metas }] of Object.entries(joins)) {
@@ -65,16 +82,24 @@ export class Presence extends Emitter {
   }
 }
 
+/**
+ * Emits `change`.
+ * @extends {Emitter<{change: void}>}
+ */
 export class Typing extends Emitter {
   #clock;
+  /** @type {Map<string, unknown>} */
   #timers = new Map();
+  /** @type {Map<string, string>} */
   #names = new Map();
 
+  /** @param {{clock: Clock}} options */
   constructor({ clock }) {
     super();
     this.#clock = clock;
   }
 
+  /** @param {{sender: string, name?: string}} hint */
   seen({ sender, name }) {
     if (!sender) return;
     this.#clock.clearTimeout(this.#timers.get(sender));
@@ -83,6 +108,7 @@ export class Typing extends Emitter {
     this.emit('change');
   }
 
+  /** @param {string} sender */
   ended(sender) {
     if (!this.#names.delete(sender)) return;
     this.#clock.clearTimeout(this.#timers.get(sender));

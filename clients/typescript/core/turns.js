@@ -6,11 +6,40 @@
  * A durable record (a completed step, an end) always wins over streamed text.
  * Deliberately does not: decide the order of records (timeline.js), nor render.
  */
+
+/** @import { LogRecord } from './timeline.js' */
+
+/** What streams of a step. @typedef {{epoch: number, attempt: number, text: string}} Streamed */
+
+/** @typedef {{turn: number, step: string, epoch: number, attempt: number, offset: number, text: string}} LivePayload */
+
+/**
+ * A step as it is shown. `done`: it is journalled, and then has what its record has.
+ * @typedef {{step: string, type: string, done: boolean, text: string, attempt?: number, name?: string, input?: any, output?: any}} Step
+ */
+
+/**
+ * @typedef {object} Turn
+ * @property {number} id
+ * @property {string | null} agent
+ * @property {string} state running, completed, failed, cancelled or superseded
+ * @property {string | null} reason
+ * @property {Step[]} steps
+ * @property {LogRecord | null} answer
+ * @property {string | null} startedAt
+ * @property {string | null} endedAt
+ */
+
 export class Turns {
+  /** @type {Map<number, {records: Map<number, LogRecord>, view: Turn | null}>} */
   #durable = new Map();
+  /** @type {Map<number, Map<string, Streamed>>} */
   #live = new Map();
 
-  /** Folds a record into its turn. Records of one turn may arrive in any order (older pages come later). Returns the turn's id. */
+  /**
+   * Folds a record into its turn. Records of one turn may arrive in any order (older pages come later). Returns the turn's id.
+   * @param {LogRecord} record
+   */
   record(record) {
     const id = turnOf(record);
     if (id === null) return null;
@@ -22,19 +51,28 @@ export class Turns {
     return id;
   }
 
-  /** Applies a live event. Returns the turn's id if what is shown has changed, else null. */
+  /**
+   * Applies a live event. Returns the turn's id if what is shown has changed, else null.
+   * @param {string} event
+   * @param {any} payload
+   * @returns {number | null}
+   */
   live(event, payload) {
-    const apply = { delta, 'turn.snapshot': snapshot, 'step.reset': reset, 'turn.resumed': resumed }[event];
+    const apply = LIVE.get(event);
     if (!apply || payload?.turn === undefined) return null;
     const turn = this.#turn(payload.turn);
     if (this.#isSettled(turn, payload)) return null;
-    if (!this.#live.has(payload.turn)) this.#live.set(payload.turn, new Map());
-    if (!apply(this.#live.get(payload.turn), payload)) return null;
+    const steps = this.#live.get(payload.turn) ?? new Map();
+    this.#live.set(payload.turn, steps);
+    if (!apply(steps, payload)) return null;
     turn.view = null;
     return payload.turn;
   }
 
-  /** {id, agent, state: queued|running|completed|failed|cancelled, reason, steps, answer, startedAt, endedAt}, or null. */
+  /**
+   * The turn as it is shown, or null.
+   * @param {number} id
+   */
   get(id) {
     const turn = this.#durable.get(id);
     if (!turn) return null;
@@ -42,11 +80,15 @@ export class Turns {
     return turn.view;
   }
 
-  /** Turns that stream but have no record here yet (their start lies before what is loaded), except those in `placed`. */
+  /**
+   * Turns that stream but have no record here yet (their start lies before what is loaded), except those in `placed`.
+   * @param {Set<number>} placed
+   */
   liveOnly(placed) {
-    return [...this.#live.keys()].filter((id) => !placed.has(id) && this.#durable.get(id)?.records.size === 0).map((id) => this.get(id));
+    return [...this.#live.keys()].filter((id) => !placed.has(id) && this.#durable.get(id)?.records.size === 0).flatMap((id) => this.get(id) ?? []);
   }
 
+  /** @param {number} seq */
   forgetBefore(seq) {
     for (const [id, { records }] of this.#durable) {
       if (records.size > 0 && [...records.keys()].every((known) => known < seq)) this.#durable.delete(id);
@@ -59,15 +101,19 @@ export class Turns {
     this.#live.clear();
   }
 
+  /** @param {number} id */
   #turn(id) {
-    if (!this.#durable.has(id)) this.#durable.set(id, { records: new Map(), view: null });
-    return this.#durable.get(id);
+    const turn = this.#durable.get(id) ?? { records: new Map(), view: null };
+    this.#durable.set(id, turn);
+    return turn;
   }
 
+  /** @param {number} id @param {string} step */
   #dropLive(id, step) {
     this.#live.get(id)?.delete(step);
   }
 
+  /** @param {{records: Map<number, LogRecord>}} turn @param {{step?: string}} payload */
   #isSettled(turn, { step }) {
     for (const record of turn.records.values()) {
       if (isEnd(record) || (record.kind === 'step.completed' && record.body.step === step)) return true;
@@ -77,23 +123,32 @@ export class Turns {
 }
 
 const ENDS = new Set(['turn.completed', 'turn.failed', 'turn.cancelled', 'turn.superseded']);
+/** @param {LogRecord} record */
 const isEnd = (record) => ENDS.has(record.kind);
 
-/** The id of the turn that a record is part of; null for all others, the turn's own input included. */
+/**
+ * The id of the turn that a record is part of; null for all others, the turn's own input included.
+ * @param {LogRecord} record
+ */
 export function turnOf(record) {
   if (record.turn === undefined || record.turn === null) return null;
   const isPart = record.kind !== 'message' || record.sender.startsWith('@agent:');
   return isPart ? record.turn : null;
 }
 
-/** Orders attempts: a later epoch first, then a later attempt. */
+/**
+ * Orders attempts: a later epoch first, then a later attempt.
+ * @param {{epoch: number, attempt: number}} a
+ * @param {{epoch: number, attempt: number}} b
+ */
 const compare = (a, b) => (a.epoch - b.epoch) || (a.attempt - b.attempt);
 
+/** @param {Map<string, Streamed>} steps @param {LivePayload} payload */
 function delta(steps, payload) {
   const known = steps.get(payload.step);
   const order = known ? compare(payload, known) : 1;
   if (order < 0) return false;
-  if (order > 0) {
+  if (known === undefined || order > 0) {
     if (payload.offset !== 0) return false; // its beginning was missed: the snapshot brings it
     steps.set(payload.step, { epoch: payload.epoch, attempt: payload.attempt, text: payload.text });
     return true;
@@ -103,6 +158,7 @@ function delta(steps, payload) {
   return true;
 }
 
+/** @param {Map<string, Streamed>} steps @param {LivePayload} payload */
 function snapshot(steps, payload) {
   const known = steps.get(payload.step);
   if (known && compare(payload, known) < 0) return false;
@@ -110,6 +166,7 @@ function snapshot(steps, payload) {
   return true;
 }
 
+/** @param {Map<string, Streamed>} steps @param {{step: string, epoch?: number, attempt?: number}} payload */
 function reset(steps, payload) {
   const known = steps.get(payload.step);
   const epoch = payload.epoch ?? known?.epoch ?? 0;
@@ -122,7 +179,16 @@ function reset(steps, payload) {
 /** The turn has another owner; what the former one streamed stays until it is retracted or replaced. */
 const resumed = () => true;
 
+/** @type {Map<string, (steps: Map<string, Streamed>, payload: any) => boolean>} */
+const LIVE = new Map([['delta', delta], ['turn.snapshot', snapshot], ['step.reset', reset], ['turn.resumed', resumed]]);
+
+/**
+ * @param {number} id
+ * @param {LogRecord[]} records
+ * @param {Map<string, Streamed>} [live]
+ */
 function fold(id, records, live) {
+  /** @type {Turn} */
   const turn = { id, agent: null, state: 'running', reason: null, steps: [], answer: null, startedAt: null, endedAt: null };
   for (const record of records.sort((a, b) => a.seq - b.seq)) {
     if (record.kind === 'turn.started') {
@@ -145,10 +211,16 @@ function fold(id, records, live) {
   return turn;
 }
 
-/** `m<n>` is a model call, `m<n>.t<i>` a tool call. */
+/**
+ * `m<n>` is a model call, `m<n>.t<i>` a tool call.
+ * @param {string} step
+ */
 const stepType = (step) => (/\.t\d+$/.test(step) ? 'tool' : 'model');
 
-/** The words of a completed model step, whether its output is a string or an object with `text`. */
+/**
+ * The words of a completed model step, whether its output is a string or an object with `text`.
+ * @param {{type?: string, output?: any}} step
+ */
 function textOf({ type, output }) {
   if (type !== 'model') return '';
   if (typeof output === 'string') return output;

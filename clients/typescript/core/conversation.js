@@ -3,7 +3,8 @@
  *
  * Invariant: what is shown is a contiguous stretch of the log up to `timeline.position`, whatever happens to the
  * connection: every (re)join asks for what follows that position, and a resync starts over from the latest page.
- * Deliberately does not: render, or decide when something has been read (the view knows what is visible).
+ * Deliberately does not: render, decide when something has been read (the view knows what is visible), or know the
+ * transport (it is given a channel).
  */
 import { Emitter } from './emitter.js';
 import { Outbox } from './outbox.js';
@@ -12,30 +13,92 @@ import { Timeline, isRecord } from './timeline.js';
 import { Turns } from './turns.js';
 import { obeyDirectives } from './directive.js';
 
+/** @import { Clock, Random } from './clock.js' */
+/** @import { Refusal } from './errors.js' */
+/** @import { Entry, Storage } from './outbox.js' */
+/** @import { JoinParams, LogRecord, Page } from './timeline.js' */
+
 const PAGE = 50;
 const TYPING_EVERY_MS = 3_000;
 const CURSOR_DELAY_MS = 250;
 const RELOAD_MS = 2_000;
 
+/** @typedef {{head_seq: number, log: string, epoch: number, catchup: 'streaming' | 'resync', reconnect_jitter_ms: number}} Joined */
+
 /**
- * status: loading · joining · catching_up · live · offline · refused (see `refusal`).
- * Emits `status`, `records` ({reason: 'page'|'older'|'live'|'caught_up', record?}), `turn` (id), `outbox`, `presence`, `typing`.
+ * One topic on a connection. It joins again by itself after a loss, with the parameters of then; a push settles exactly
+ * once: with its reply, a refusal, a timeout, or the loss of the connection.
+ * @typedef {object} Channel
+ * @property {string} state closed, joining, joined, errored (will rejoin) or refused (a retry cannot mend it)
+ * @property {() => void} join
+ * @property {() => void} rejoin joins anew with the parameters of now
+ * @property {() => void} leave
+ * @property {(event: string, payload: object) => Promise<any>} push
+ * @property {(event: string, payload: object) => void} hint
+ * @property {Emitter<ChannelEvents>['on']} on
+ */
+
+/** @typedef {{state: string, joined: Joined, refused: Refusal, event: {event: string, payload: any}}} ChannelEvents */
+
+/**
+ * @typedef {object} Connection
+ * @property {(topic: string, params: () => JoinParams) => Channel} channel
+ * @property {(type: 'state', listener: (now: {state: string}) => void) => () => void} on
+ */
+
+/**
+ * Where to begin: with the latest page of so many records, behind a position that is known already, or at the head.
+ * @typedef {{latest: number} | {after: number, log?: string | null} | 'head'} Start
+ */
+
+/**
+ * @typedef {object} ConversationOptions
+ * @property {string} id
+ * @property {() => string | null} me whose messages settle the outbox; null while that is not known
+ * @property {{history: (id: string, query: {before?: number, limit?: number}) => Promise<Page>}} api
+ * @property {Connection} socket
+ * @property {Clock} clock
+ * @property {Random} random
+ * @property {() => string} newId
+ * @property {Storage | null} [storage]
+ * @property {string} [storageKey]
+ * @property {Start} [start]
+ * @property {() => Promise<void> | null} [beforeSending] a promise to wait for before a message goes out, or null
+ */
+
+/** @typedef {'loading' | 'joining' | 'catching_up' | 'live' | 'offline' | 'refused'} Status */
+
+/**
+ * `page`: everything shown is replaced by it, at the start and after a resync.
+ * @typedef {{reason: 'page', page: Page, cause: 'start' | 'resync'} | {reason: 'older'} | {reason: 'live' | 'caught_up', record: LogRecord}} RecordsChange
+ */
+
+/**
+ * Emits `status`, `records`, `live` (each live event), `turn` (its id), `outbox`, `presence`, `typing`.
+ * @extends {Emitter<{
+ *   status: Status, records: RecordsChange, live: {event: string, payload: any}, turn: number, outbox: void, presence: void, typing: void,
+ * }>}
  */
 export class Conversation extends Emitter {
   #api;
   #clock;
   #random;
+  /** @type {Channel} */
   #channel;
   #me;
+  #start;
   #isStopped = false;
   #isLoading = false;
   #isResyncing = false;
   #typingSentAt = -Infinity;
+  /** @type {unknown} */
   #cursorTimer = null;
   #cursor = 0;
   #stopListening;
 
+  /** @type {Status} */
   status = 'loading';
+  /** Why the status is `refused`. @type {Refusal | null} */
   refusal = null;
   hasBeenLive = false;
   timeline = new Timeline();
@@ -43,14 +106,15 @@ export class Conversation extends Emitter {
   presence = new Presence();
   isLoadingOlder = false;
 
-  /** `beforeSending()`: a promise to wait for before a message goes out, or null. */
-  constructor({ id, me, api, socket, clock, random, newId, storage, beforeSending = () => null }) {
+  /** @param {ConversationOptions} options */
+  constructor({ id, me, api, socket, clock, random, newId, storage, storageKey, start = { latest: PAGE }, beforeSending = () => null }) {
     super();
     this.id = id;
     this.#me = me;
     this.#api = api;
     this.#clock = clock;
     this.#random = random;
+    this.#start = start;
     this.typing = new Typing({ clock });
     this.#channel = socket.channel(`conversation:${id}`, () => this.timeline.joinParams());
     this.outbox = new Outbox({
@@ -60,7 +124,7 @@ export class Conversation extends Emitter {
         return this.#channel.push('message', { client_msg_id: clientMsgId, body });
       },
       position: () => this.timeline.position ?? 0,
-      clock, random, newId, storage, key: `conch.outbox.${me}.${id}`,
+      clock, random, newId, storage, key: storageKey,
     });
     this.#channel.on('state', (state) => this.#channelState(state));
     this.#channel.on('joined', (reply) => this.#joined(reply));
@@ -76,11 +140,16 @@ export class Conversation extends Emitter {
   /** Loads the latest page, then joins behind it. Safe to call again: it does only what is still missing. */
   async start() {
     if (this.#isLoading || this.#isStopped || this.timeline.position !== null) return;
+    if (this.#start === 'head') return this.#channel.join();
+    if ('after' in this.#start) {
+      this.timeline.beginAt(this.#start);
+      return this.#channel.join();
+    }
     this.#isLoading = true;
     try {
-      await this.#loadLatest();
+      await this.#loadLatest(this.#start.latest, 'start');
       this.#channel.join();
-    } catch (error) {
+    } catch (/** @type {any} */ error) {
       if (error.code === 'disconnected' || error.retry) this.#tryAgainLater();
       else this.#refused(error);
     } finally {
@@ -104,10 +173,13 @@ export class Conversation extends Emitter {
     this.#channel.leave();
   }
 
-  /** False if too much is waiting already. */
+  /**
+   * False if too much is waiting already.
+   * @param {string} text
+   */
   say(text) {
     this.#typingSentAt = -Infinity;
-    return this.outbox.add({ text });
+    return this.outbox.add({ text }) !== null;
   }
 
   /** Tells the others, at most every three seconds. */
@@ -118,7 +190,10 @@ export class Conversation extends Emitter {
     this.#channel.hint('typing', {});
   }
 
-  /** Everything up to `seq` has been seen. Sent a moment later, and only forward. */
+  /**
+   * Everything up to `seq` has been seen. Sent a moment later, and only forward.
+   * @param {number} seq
+   */
   readThrough(seq) {
     if (!(seq > this.#cursor)) return;
     this.#cursor = seq;
@@ -130,19 +205,28 @@ export class Conversation extends Emitter {
     }, CURSOR_DELAY_MS);
   }
 
-  /** Lets go of the oldest records beyond `limit`, and of turns that lie wholly before the rest. */
+  /**
+   * Lets go of the oldest records beyond `limit`, and of turns that lie wholly before the rest.
+   * @param {number} limit
+   */
   trim(limit) {
     if (this.timeline.trim(limit)) this.turns.forgetBefore(this.timeline.records[0].seq);
   }
 
-  /** Loads the page before the oldest record. Resolves to false if there is none or it cannot be had now. */
+  /**
+   * Loads the page before the oldest record. Resolves to false if there is none or it cannot be had now.
+   * @returns {Promise<boolean>}
+   */
   async loadOlder() {
-    const first = this.timeline.records[0]?.seq;
+    const first = this.timeline.records[0]?.seq ?? this.#firstUnseen();
     if (!this.timeline.hasOlder || first === undefined || this.isLoadingOlder) return false;
     this.isLoadingOlder = true;
     try {
       const page = await this.#obeying(() => this.#api.history(this.id, { before: first, limit: PAGE }));
-      if (!this.timeline.prepend(page)) return void this.#resync();
+      if (!this.timeline.prepend(page)) {
+        this.#resync();
+        return false;
+      }
       for (const record of page.messages) this.turns.record(record);
       this.isLoadingOlder = false;
       this.emit('records', { reason: 'older' });
@@ -154,20 +238,31 @@ export class Conversation extends Emitter {
     }
   }
 
-  async #loadLatest() {
-    const page = await this.#obeying(() => this.#api.history(this.id, { limit: PAGE }));
+  /** Where history goes on backwards from while no record is held: behind the position. */
+  #firstUnseen() {
+    return this.timeline.position === null ? undefined : this.timeline.position + 1;
+  }
+
+  /** @param {number} limit @param {'start' | 'resync'} cause */
+  async #loadLatest(limit, cause) {
+    const page = await this.#obeying(() => this.#api.history(this.id, { limit }));
     if (this.#isStopped) return;
     this.timeline.replace(page);
     this.turns.clear();
     for (const record of page.messages) this.#fold(record);
     this.outbox.settleThrough(this.timeline.position);
-    this.emit('records', { reason: 'page' });
+    this.emit('records', { reason: 'page', page, cause });
   }
 
+  /**
+   * @template T
+   * @param {() => Promise<T>} call
+   */
   #obeying(call) {
     return obeyDirectives(call, { clock: this.#clock, random: this.#random, stopped: () => this.#isStopped });
   }
 
+  /** @param {string} state */
   #channelState(state) {
     if (state === 'joining') this.#enter('joining');
     if (state === 'errored') {
@@ -177,41 +272,55 @@ export class Conversation extends Emitter {
     }
   }
 
-  #joined({ catchup }) {
+  /** @param {Joined} reply */
+  #joined({ catchup, head_seq: headSeq, log }) {
     this.#enter('catching_up');
-    if (catchup === 'resync') this.#resync();
+    if (catchup === 'resync') return this.#resync();
+    if (this.timeline.position !== null) this.timeline.log ??= log;
+    // Else a page is still to come, and to go on from the head would leave out what is before it.
+    else if (this.#start === 'head') this.timeline.beginAt({ after: headSeq, log });
   }
 
+  /** @param {Refusal} refusal */
   #refused(refusal) {
     this.outbox.offline();
     this.refusal = refusal;
     this.#enter('refused');
   }
 
+  /** @param {string} event @param {any} payload */
   #received(event, payload) {
     if (isRecord(payload)) return this.#apply(payload);
     if (event === 'caught_up') return this.#caughtUp(payload);
     if (event === 'resync') return this.#resync();
-    if (event === 'typing') return payload.sender === this.#me ? undefined : this.typing.seen(payload);
+    this.emit('live', { event, payload });
+    if (event === 'typing') return payload.sender === this.#me() ? undefined : this.typing.seen(payload);
     if (event.startsWith('presence_')) return this.presence.apply(event, payload);
     const turn = this.turns.live(event, payload);
     if (turn !== null) this.emit('turn', turn);
   }
 
+  /** @param {LogRecord} record */
   #apply(record) {
-    if (this.#isResyncing || !this.timeline.apply(record)) return;
+    if (!this.#isFollowing || !this.timeline.apply(record)) return;
     this.#fold(record);
+    this.outbox.settleThrough(this.timeline.position);
     this.emit('records', { reason: this.status === 'live' ? 'live' : 'caught_up', record });
   }
 
+  /** What arrives while there is no position to go on from is brought again by the next join. */
+  get #isFollowing() { return !this.#isResyncing && this.timeline.position !== null; }
+
+  /** @param {LogRecord} record */
   #fold(record) {
     this.turns.record(record);
     this.typing.ended(record.sender);
-    if (record.sender === this.#me && record.client_msg_id) this.outbox.settle(record.client_msg_id);
+    if (record.sender === this.#me()) this.outbox.settle(record);
   }
 
+  /** @param {{seq: number}} payload */
   #caughtUp({ seq }) {
-    if (this.#isResyncing) return;
+    if (!this.#isFollowing) return;
     this.timeline.advance(seq);
     this.outbox.settleThrough(this.timeline.position);
     this.hasBeenLive = true;
@@ -225,10 +334,12 @@ export class Conversation extends Emitter {
     this.#isResyncing = true;
     this.outbox.offline();
     this.#enter('catching_up');
+    const limit = typeof this.#start === 'object' && 'latest' in this.#start ? this.#start.latest : PAGE;
     try {
-      await this.#loadLatest();
+      await this.#loadLatest(limit, 'resync');
     } catch {
-      this.timeline.position = null;
+      this.timeline.forget();
+      this.#start = { latest: limit };
     } finally {
       this.#isResyncing = false;
     }
@@ -243,6 +354,7 @@ export class Conversation extends Emitter {
     this.#clock.setTimeout(() => this.start(), RELOAD_MS);
   }
 
+  /** @param {Status} status */
   #enter(status) {
     if (this.status === status || this.#isStopped) return;
     this.status = status;

@@ -1,0 +1,140 @@
+//! What nodes ask, answer and tell each other: the data of the link, without its encoding.
+//!
+//! Invariant: a value of one of these types fits the wire as it is; nothing here holds a handle on anything local.
+//!
+//! Deliberately absent: who sends what when; that is the router's and the hubs'.
+
+use std::sync::Arc;
+
+use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
+use crate::record::Draft;
+use crate::refusal::Refusal;
+use crate::sequencer::Receipt;
+
+/// How many more nodes may pass a write on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hops(pub u8);
+
+impl Hops {
+    /// What an entry point starts with: the owner it believes in, and one more where that one knows better.
+    pub const START: Self = Self(2);
+
+    /// What is left after one more; `None`: none is allowed.
+    #[must_use]
+    pub fn less_one(self) -> Option<Self> {
+        self.0.checked_sub(1).map(Self)
+    }
+}
+
+/// A conversation on its way from one owner to the next, in the words of the giver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Handed {
+    /// Which.
+    pub conversation: ConversationId,
+    /// The receiver's epoch.
+    pub epoch: Epoch,
+    /// The generation it holds in.
+    pub generation: Generation,
+    /// The last committed seq.
+    pub last_seq: Seq,
+    /// The first seq that the receiver may give.
+    pub first_seq: Seq,
+    /// The history that these belong to.
+    pub log: LogId,
+}
+
+/// What a node is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Append these in one commit, if you own the conversation, or pass it on while hops are left.
+    Append {
+        /// Where.
+        conversation: ConversationId,
+        /// What.
+        drafts: Vec<Draft>,
+        /// How often it may be passed on again.
+        hops: Hops,
+    },
+    /// Turns that start from now on are this agent's, if you own the conversation.
+    SetAgent {
+        /// Where.
+        conversation: ConversationId,
+        /// Whose.
+        agent: AgentName,
+    },
+    /// Would you take this many conversations?
+    Offer {
+        /// How many.
+        conversations: u32,
+    },
+    /// This one is yours: the store says so already.
+    HandOff(Handed),
+    /// What does this node know of a conversation's sessions? For reads, with a short time-out.
+    Sessions {
+        /// Where.
+        conversation: ConversationId,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Response {
+    /// To an append: one receipt for each draft, or the definite refusal.
+    Appended(Result<Vec<Receipt>, Refusal>),
+    /// To what needs no more: it was heard.
+    Heard,
+    /// To an offer: at most this many.
+    Takes(u32),
+    /// To [`Request::Sessions`]: sessions that watch here, and who is present here, as the JSON of the presence call.
+    Sessions {
+        /// Sessions that watch here; `None`: nobody has for a while.
+        connected: Option<u32>,
+        /// Who is present here; `None` likewise.
+        presence: Option<String>,
+    },
+}
+
+/// What a node tells all others, without an answer and without a promise: who missed one looks into the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// A record was published; conversations that were told of a moment ago may be left out.
+    Published {
+        /// Where.
+        conversation: ConversationId,
+        /// The new last seq.
+        seq: Seq,
+    },
+    /// A membership was added.
+    MemberAdded {
+        /// Where.
+        conversation: ConversationId,
+        /// Whose.
+        sub: Subject,
+    },
+    /// A membership was removed: whoever joined by it has to go.
+    MemberRemoved {
+        /// Where.
+        conversation: ConversationId,
+        /// Whose.
+        sub: Subject,
+    },
+    /// A conversation's title or settings changed.
+    ConversationChanged {
+        /// Which.
+        conversation: ConversationId,
+    },
+}
+
+/// What a follower tells the owner: never durable, and dropped when the owner is busy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FollowerReport {
+    /// Somebody types; the owner shows it to every follower.
+    Typing {
+        /// Who.
+        sub: Subject,
+        /// The display name.
+        name: Option<Arc<str>>,
+    },
+    /// How many sessions watch through this follower.
+    Sessions(u32),
+}

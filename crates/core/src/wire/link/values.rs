@@ -1,0 +1,163 @@
+//! The encoding of what the rest of the core defines: ids, records, refusals, live events and the link's messages.
+
+use serde_json::value::RawValue;
+
+use super::encoding::{DecodeError, Reader, Wire, put_text, wire_enum, wire_struct};
+use super::messages::{FollowerReport, Handed, Hops, Notice, Request, Response};
+use crate::body::{Body, BodyHash};
+use crate::ids::{
+    AgentName, ClientMsgId, ConversationId, Epoch, Generation, Incarnation, LogId, NodeName, Seq, Subject,
+};
+use crate::record::{Draft, Record, RecordKind};
+use crate::refusal::{Code, Refusal, Retry};
+use crate::sequencer::{Outcome, Receipt};
+use crate::time::Timestamp;
+use crate::turn::StepId;
+use crate::turn::live::{LiveEvent, Piece};
+
+/// Texts with a rule of their own, checked as at any other edge.
+macro_rules! parsed_texts {
+    ($($name:ty),*) => { $(
+        impl Wire for $name {
+            fn put(&self, out: &mut Vec<u8>) {
+                put_text(self.as_str(), out);
+            }
+            fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+                Ok(from.text(field)?.parse::<Self>()?)
+            }
+        }
+    )* };
+}
+parsed_texts!(ConversationId, ClientMsgId, Subject, AgentName, NodeName, LogId, StepId);
+
+wire_struct!(Seq { 0: seq });
+wire_struct!(Epoch { 0: epoch });
+wire_struct!(Generation { 0: generation });
+wire_struct!(Timestamp { 0: at });
+wire_struct!(Hops { 0: hops });
+wire_struct!(BodyHash { 0: body_hash });
+
+impl Wire for Incarnation {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.to_be_bytes().put(out);
+    }
+
+    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+        Wire::take(from, field).map(|bytes| Self(u128::from_be_bytes(bytes)))
+    }
+}
+
+impl Wire for Body {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_text(self.as_str(), out);
+    }
+
+    /// The sender checked it; whoever splices it into a frame relies on its being an object, so that much is checked again.
+    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+        let text = from.text(field)?;
+        if !text.starts_with('{') {
+            return Err(DecodeError::invalid(field, "is not a JSON object"));
+        }
+        match serde_json::from_str::<&RawValue>(text) {
+            Ok(value) if value.get().len() == text.len() => Ok(Self::from_store(text)),
+            Ok(_) => Err(DecodeError::invalid(field, "goes on after the JSON object")),
+            Err(error) => Err(DecodeError::invalid(field, format!("is not JSON: {error}"))),
+        }
+    }
+}
+
+impl Wire for RecordKind {
+    fn put(&self, out: &mut Vec<u8>) {
+        u64::from(*self as u8).put(out);
+    }
+
+    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+        let number = u64::take(from, field)?;
+        let known = i64::try_from(number).ok().and_then(Self::from_number);
+        known.ok_or(DecodeError::Unknown { what: "record kind", number })
+    }
+}
+
+impl Wire for Code {
+    /// Two codes share a name, and several a status; together they are one.
+    fn put(&self, out: &mut Vec<u8>) {
+        self.status().put(out);
+        put_text(self.as_str(), out);
+    }
+
+    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+        let status = u16::take(from, field)?;
+        let name = from.text(field)?;
+        let known = Self::ALL.iter().find(|code| code.status() == status && code.as_str() == name);
+        known.copied().ok_or_else(|| DecodeError::invalid(field, format!("{status} {name:?} is not known")))
+    }
+}
+
+wire_struct!(Retry { after_ms: after_ms, budget_ms: budget_ms });
+wire_struct!(Refusal { code: code, detail: detail, retry: retry });
+wire_struct!(Receipt { seq: seq, epoch: epoch, at: at, outcome: outcome });
+wire_enum!(Outcome, "outcome" { 1 = Appended {}; 2 = Duplicate {}; });
+wire_struct!(Draft {
+    kind: kind,
+    sender: sender,
+    name: name,
+    client_msg_id: client_msg_id,
+    turn: turn,
+    body: body,
+    body_hash: body_hash,
+});
+wire_struct!(Record {
+    seq: seq,
+    kind: kind,
+    conversation: conversation,
+    sender: sender,
+    name: name,
+    client_msg_id: client_msg_id,
+    at: at,
+    epoch: epoch,
+    turn: turn,
+    edited_at: edited_at,
+    deleted_at: deleted_at,
+    body: body,
+});
+
+wire_struct!(Piece { turn: turn, step: step, epoch: epoch, attempt: attempt, offset: offset, text: text });
+wire_enum!(LiveEvent, "live event" {
+    1 = Delta { 0: piece };
+    2 = StepReset { turn: turn, step: step, epoch: epoch, attempt: attempt };
+    3 = TurnResumed { turn: turn, epoch: epoch };
+    4 = Snapshot { 0: piece };
+    5 = Typing { sender: sender, name: name };
+});
+
+wire_struct!(Handed {
+    conversation: conversation,
+    epoch: epoch,
+    generation: generation,
+    last_seq: last_seq,
+    first_seq: first_seq,
+    log: log,
+});
+wire_enum!(Request, "request" {
+    1 = Append { conversation: conversation, drafts: drafts, hops: hops };
+    2 = SetAgent { conversation: conversation, agent: agent };
+    3 = Offer { conversations: conversations };
+    4 = HandOff { 0: handed };
+    5 = Sessions { conversation: conversation };
+});
+wire_enum!(Response, "response" {
+    1 = Appended { 0: appended };
+    2 = Heard {};
+    3 = Takes { 0: takes };
+    4 = Sessions { connected: connected, presence: presence };
+});
+wire_enum!(Notice, "notice" {
+    1 = Published { conversation: conversation, seq: seq };
+    2 = MemberAdded { conversation: conversation, sub: sub };
+    3 = MemberRemoved { conversation: conversation, sub: sub };
+    4 = ConversationChanged { conversation: conversation };
+});
+wire_enum!(FollowerReport, "report" {
+    1 = Typing { sub: sub, name: name };
+    2 = Sessions { 0: sessions };
+});

@@ -1,0 +1,93 @@
+//! What this node does for the others.
+//!
+//! Invariant: what a peer passes on was authenticated, authorised and limited where it came in; here it is only run. A
+//! write that came with hops left may be passed on once more, and a follow never is.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conch_core::ids::{ConvRef, ConversationId, Incarnation};
+use conch_core::refusal::{Code, Refusal};
+
+use super::{Notice, Request, Response, Service};
+use crate::hub::Hubs;
+use crate::node::Node;
+use crate::owner::Follow;
+use crate::people::{Change, People};
+use crate::router::Router;
+use std::sync::Arc;
+
+/// How long a node looks for an owner on behalf of another, which has its own budget and knows better whom to ask next.
+const ON_BEHALF: Duration = Duration::from_secs(1);
+
+/// See the module's description.
+#[derive(Clone)]
+pub struct NodeService {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Its owners.
+    pub router: Router,
+    /// Its sessions.
+    pub hubs: Hubs,
+    /// Its personal streams.
+    pub people: People,
+}
+
+#[async_trait]
+impl Service for NodeService {
+    async fn answer(&self, _from: Incarnation, request: Request) -> Response {
+        match request {
+            Request::Append { conversation, drafts, hops } => {
+                let conversation = conversation.into();
+                Response::Appended(self.router.append_within(&conversation, drafts, hops, ON_BEHALF).await)
+            }
+            Request::SetAgent { conversation, agent } => {
+                if let Some(owner) = self.router.active(&conversation.into()) {
+                    owner.set_agent(agent);
+                }
+                Response::Heard
+            }
+            Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
+            Request::HandOff(handed) => {
+                self.router.adopt(handed).await;
+                Response::Heard
+            }
+            Request::Sessions { conversation } => {
+                let conversation = conversation.into();
+                let connected = self.hubs.connected(&conversation);
+                Response::Sessions {
+                    connected: connected.map(|sessions| u32::try_from(sessions).unwrap_or(u32::MAX)),
+                    presence: self.hubs.presence(&conversation).await,
+                }
+            }
+        }
+    }
+
+    async fn follow(&self, _from: Incarnation, conversation: &ConversationId) -> Result<Follow, Refusal> {
+        self.router.follow_here(&conversation.clone().into()).await
+    }
+
+    fn notice(&self, _from: Incarnation, notice: Notice) {
+        match notice {
+            Notice::Published { conversation, .. } => self.people.published(&conversation.into()),
+            Notice::MemberAdded { conversation, sub } => {
+                self.people.membership(&conversation.into(), &sub, Change::Added);
+            }
+            Notice::MemberRemoved { conversation, sub } => {
+                let conversation = ConvRef::from(conversation);
+                self.people.membership(&conversation, &sub, Change::Removed);
+                let hubs = self.hubs.clone();
+                self.node.seams.spawn("expel", async move {
+                    hubs.expel(&conversation, &sub, no_member()).await;
+                });
+            }
+            Notice::ConversationChanged { conversation } => self.people.changed(&conversation.into()),
+        }
+    }
+}
+
+/// What the sessions of a removed member are told.
+#[must_use]
+pub fn no_member() -> Refusal {
+    Refusal::new(Code::Forbidden, "the subject is no member any more")
+}

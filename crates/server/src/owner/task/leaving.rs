@@ -1,0 +1,111 @@
+//! How an owner's task ends: asleep, released, handed over, or because its reign is over.
+
+use super::*;
+
+impl Owner {
+    pub(super) fn begin_hand_off(
+        &mut self,
+        to: Incarnation,
+        patience: Patience,
+        done: oneshot::Sender<Option<Handed>>,
+    ) {
+        let in_a_turn = self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle());
+        let by = match patience {
+            Patience::OnlyIfIdle if in_a_turn => return drop(done.send(None)),
+            Patience::OnlyIfIdle => self.charge.node.seams.now(),
+            Patience::Until(by) => by,
+        };
+        // An earlier one that is still waiting is told that it did not happen.
+        self.handing = Some(Handing { to, by, done });
+    }
+
+    /// Passes the lease on with nothing under way. What waits in the inbox is refused only after that, so that whoever asks
+    /// again finds the new owner.
+    pub(super) async fn hand_off(mut self, handing: Handing) -> End {
+        self.inbox.close();
+        self.stop_runner();
+        self.save_checkpoint().await;
+        let reign = self.sequencer.reign();
+        let node = Arc::clone(&self.charge.node);
+        let held = Held { conversation: self.charge.tenure.conversation.key, epoch: reign.epoch, me: node.me };
+        let handed = node.store.hand_off(&held, handing.to, reign.first_seq, node.timing.margin).await;
+        let id = &self.charge.tenure.conversation.id;
+        let handed = match handed {
+            Ok(Some(armed)) => Some(self.charge.tenure.handed(armed)),
+            // The peer cannot take it after all: whoever asks next does.
+            Ok(None) => {
+                if let Err(error) = node.store.release(&held, reign.first_seq).await {
+                    tracing::warn!(conversation = %id, epoch = %reign.epoch, %error, "a lease was not released");
+                }
+                None
+            }
+            Err(error) => {
+                tracing::warn!(conversation = %id, epoch = %reign.epoch, %error, "a hand-over failed");
+                None
+            }
+        };
+        let _ = handing.done.send(handed);
+        self.refuse_inbox();
+        self.followers.clear();
+        End::Gone
+    }
+
+    pub(super) fn may_hibernate(&self) -> bool {
+        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle()) {
+            return false;
+        }
+        let idle = self.charge.node.seams.now().since(self.last_use);
+        self.followers.is_empty() && self.inbox.is_empty() && idle >= self.charge.node.limits.hibernate_after
+    }
+
+    pub(super) async fn hibernate(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.save_checkpoint().await;
+        let tenure = Tenure { reign: self.sequencer.reign(), ..self.charge.tenure };
+        End::Hibernated(tenure)
+    }
+
+    /// Gives the lease up with nothing under way; followers see the end of their stream (F6).
+    pub(super) async fn release(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.stop_runner();
+        self.save_checkpoint().await;
+        let Tenure { conversation, .. } = &self.charge.tenure;
+        let reign = self.sequencer.reign();
+        let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
+        match self.charge.node.store.release(&held, reign.first_seq).await {
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
+            }
+        }
+        self.followers.clear();
+        for done in self.releasing.drain(..) {
+            let _ = done.send(());
+        }
+        End::Gone
+    }
+
+    /// After a halt: the fate of what was under way is not ours to tell any more.
+    pub(super) fn ended(mut self) -> End {
+        self.inbox.close();
+        self.refuse_inbox();
+        self.stop_runner();
+        End::Gone
+    }
+
+    /// Everything that was still waiting in the inbox gets a directive; the router sends it again.
+    fn refuse_inbox(&mut self) {
+        while let Ok(command) = self.inbox.try_recv() {
+            match command {
+                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(_) => {}
+                Command::Follow { reply } => drop(reply.send(Err(moved()))),
+                Command::Release { done } => self.releasing.push(done),
+                Command::HandOff { done, .. } => drop(done.send(None)),
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! How a conversation without a task here gets one: by the tenure that is kept, or by a claim, or not at all because
+//! somebody else owns it or should.
+
+use conch_core::placement::{self, Candidate, Intake, Placement, Wish};
+use conch_store::{ClaimOutcome, ConversationInfo, NodeRow, Resolution};
+
+use super::*;
+use crate::events::{Event, WhyClaimed};
+
+/// What came of settling an entry.
+enum Settled {
+    /// It is ours.
+    Ours(Tenure),
+    /// It is theirs, by the store's word.
+    Theirs(Peer),
+    /// Nobody owns it, and this one should.
+    Better(Peer),
+}
+
+impl Router {
+    /// Turns our `Claiming` entry into an active one, or removes it. Runs in a task of its own, so that a caller who goes
+    /// away leaves no entry behind that nobody settles.
+    pub(super) async fn settle(
+        &self,
+        conversation: &ConvRef,
+        tenure: Option<Tenure>,
+        avoid: Option<Incarnation>,
+        settled: watch::Sender<()>,
+    ) -> Result<Place, Refusal> {
+        let (answer, outcome) = tokio::sync::oneshot::channel();
+        let (router, conversation) = (self.clone(), conversation.clone());
+        self.shared.node.seams.spawn("claim", async move {
+            let result = match router.arm(&conversation, tenure, avoid).await {
+                Ok(Settled::Ours(tenure)) => Ok(Place::Here(router.start_owner(tenure))),
+                Ok(Settled::Theirs(peer)) => {
+                    router.remember(&conversation, &peer);
+                    Ok(Place::There(peer))
+                }
+                Ok(Settled::Better(peer)) => Ok(Place::There(peer)),
+                Err(refusal) => Err(refusal),
+            };
+            if !matches!(result, Ok(Place::Here(_))) {
+                router.table().entries.remove(&conversation.key);
+            }
+            drop(settled);
+            // A caller who went away needs no answer.
+            let _ = answer.send(result);
+        });
+        outcome.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    fn remember(&self, conversation: &ConvRef, peer: &Peer) {
+        let node = &self.shared.node;
+        let spread = node.seams.random.bits();
+        self.table().remember(conversation.key, peer.clone(), node.limits.known_owners, spread);
+    }
+
+    async fn arm(
+        &self,
+        conversation: &ConvRef,
+        tenure: Option<Tenure>,
+        avoid: Option<Incarnation>,
+    ) -> Result<Settled, Refusal> {
+        if let Some(tenure) = tenure {
+            return Ok(Settled::Ours(tenure));
+        }
+        let node = &self.shared.node;
+        let _permit = bounded::acquire(&self.shared.claims, &node.metrics, metrics::Queue::Claims)
+            .await
+            .map_err(|_| draining())?;
+        let store = &node.store;
+        let resolution = store.resolve(conversation).await.map_err(|error| store_refusal(&error))?;
+        let Some(resolution) = resolution else {
+            return Err(Refusal::new(Code::NotFound, format!("there is no conversation {}", conversation.id)));
+        };
+        if let Some(row) = owner_elsewhere(&resolution, node.me) {
+            node.metrics.claimed(metrics::ClaimOutcome::Held);
+            return reachable(row).map(Settled::Theirs);
+        }
+        let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
+        let mine = resolution.owner.as_ref().is_some_and(|owner| owner.incarnation == node.me);
+        if !mine && let Some(peer) = self.better_place(conversation, &info, avoid)? {
+            return Ok(Settled::Better(peer));
+        }
+        self.claim_and_read(conversation, &resolution, &info).await.map(Settled::Ours)
+    }
+
+    async fn claim_and_read(
+        &self,
+        conversation: &ConvRef,
+        resolution: &Resolution,
+        info: &ConversationInfo,
+    ) -> Result<Tenure, Refusal> {
+        let armed = self.claim(conversation, resolution).await?;
+        let log = self.shared.node.store.log().await.map_err(|error| store_refusal(&error))?;
+        Ok(Tenure::of(conversation.clone(), armed, log, info))
+    }
+
+    /// The node that should take a conversation that nobody owns; `None`: this one.
+    fn better_place(
+        &self,
+        conversation: &ConvRef,
+        info: &ConversationInfo,
+        avoid: Option<Incarnation>,
+    ) -> Result<Option<Peer>, Refusal> {
+        let node = &self.shared.node;
+        let rows = self.peer_rows(avoid);
+        let others: Vec<Candidate<'_>> = rows.iter().map(candidate).collect();
+        let intake = if self.table().stage == Stage::Open { Intake::Open } else { Intake::Draining };
+        let me = Candidate { incarnation: node.me, region: &node.region, intake };
+        let wish = Wish { regions: &info.regions, home: &info.home };
+        let salt = u64::from_be_bytes(conversation.key.0[..8].try_into().expect("a key has 16 bytes"));
+        match placement::place(me, &others, wish, salt) {
+            Placement::Here => Ok(None),
+            Placement::There(chosen) => {
+                let row = rows.iter().find(|row| row.registration.incarnation == chosen).ok_or_else(moved)?;
+                reachable(row).map(Some)
+            }
+            Placement::Nowhere if wish.allows(&node.region) => Err(draining()),
+            Placement::Nowhere => {
+                let regions: Vec<&str> = info.regions.iter().map(|region| region.as_str()).collect();
+                let detail = format!("no node is available in the conversation's regions ({})", regions.join(", "));
+                Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON))
+            }
+        }
+    }
+
+    /// The other nodes that live, as they were last seen, and can be reached over a link.
+    pub(super) fn peer_rows(&self, avoid: Option<Incarnation>) -> Vec<NodeRow> {
+        let node = &self.shared.node;
+        let view = node.nodes.view();
+        let others = view.live(node.seams.now()).filter(|row| {
+            let who = row.registration.incarnation;
+            who != node.me && Some(who) != avoid && !row.registration.addr.is_empty()
+        });
+        others.cloned().collect()
+    }
+
+    /// The four cases of a claim; see docs/ARCHITECTURE.md, "Ownership".
+    async fn claim(&self, conversation: &ConvRef, resolution: &Resolution) -> Result<Armed, Refusal> {
+        let node = &self.shared.node;
+        let moment = node.moment();
+        if moment.now >= moment.valid_until {
+            let detail = "the node renews its lease";
+            return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
+        }
+        let request = ClaimRequest {
+            conversation: conversation.key,
+            me: node.me,
+            seen_epoch: resolution.epoch,
+            seen_owner: resolution.owner.as_ref().map(|owner| owner.incarnation),
+            margin: node.timing.margin,
+            gap: node.limits.gap,
+        };
+        let outcome = node.store.claim(&request).await;
+        node.metrics.claimed(match &outcome {
+            Ok(ClaimOutcome::Won(_)) => metrics::ClaimOutcome::Won,
+            Ok(ClaimOutcome::Lost) => metrics::ClaimOutcome::Lost,
+            Err(_) => metrics::ClaimOutcome::Failed,
+        });
+        let id = conversation.id.clone();
+        match outcome {
+            Ok(ClaimOutcome::Won(armed)) => {
+                let why = match request.seen_owner {
+                    None => WhyClaimed::Unowned,
+                    Some(owner) if owner == node.me => WhyClaimed::Lost,
+                    Some(_) => WhyClaimed::OwnerDied,
+                };
+                node.events.record(Event::ClaimWon { conversation: id, epoch: armed.epoch, why });
+                Ok(armed)
+            }
+            Ok(ClaimOutcome::Lost) => {
+                node.events.record(Event::ClaimLost { conversation: id });
+                Err(moved())
+            }
+            // Whether it was applied is found out by the next resolve: "mine, without a task".
+            Err(error) if error.is_ambiguous() => Err(moved()),
+            Err(error) => Err(store_refusal(&error)),
+        }
+    }
+}
+
+/// The row of an owner that is another, registered node.
+pub(super) fn owner_elsewhere(resolution: &Resolution, me: Incarnation) -> Option<&NodeRow> {
+    let owner = resolution.owner.as_ref()?;
+    if owner.incarnation == me { None } else { owner.node.as_ref() }
+}
+
+/// The way to a node.
+pub(super) fn reachable(row: &NodeRow) -> Result<Peer, Refusal> {
+    if row.registration.addr.is_empty() {
+        let detail = format!("node {} owns the conversation and has no link", row.registration.node);
+        return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
+    }
+    Ok(Peer { incarnation: row.registration.incarnation, addr: row.registration.addr.clone() })
+}
+
+fn candidate(row: &NodeRow) -> Candidate<'_> {
+    let intake = if row.draining { Intake::Draining } else { Intake::Open };
+    Candidate { incarnation: row.registration.incarnation, region: &row.registration.region, intake }
+}

@@ -1,0 +1,288 @@
+//! The router: from a conversation to its owner, whoever that is, and back with an outcome.
+//!
+//! Every write and every follow of every entry point comes through here: resolve, then run here or pass on over the link.
+//! The table holds what this node owns; it is a cache of beliefs, and whoever acts on it survives its being wrong, because
+//! the fence decides.
+//!
+//! Invariants kept here: at most one owner task per conversation on a node (one entry, one claim at a time); an unknown
+//! outcome is settled by asking again under the same key, never by assuming (invariant 4); a write is passed on at most
+//! twice ([`Hops`]).
+//!
+//! Deliberately absent: opinions about who is alive ([`crate::cluster`]), and bytes on a wire ([`crate::link`]).
+
+mod claims;
+mod drain;
+mod keeping;
+mod table;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use conch_core::ids::{AgentName, ConvRef, Epoch, Incarnation};
+use conch_core::record::Draft;
+use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::sequencer::Receipt;
+use conch_core::time::Monotonic;
+use conch_store::{Armed, ClaimRequest, Held};
+use tokio::sync::{Semaphore, watch};
+
+use self::table::{Entry, Lookup, Stage, Table};
+use crate::bounded;
+use crate::link::{Hops, Link, LinkError, Peer, Request, Response};
+use crate::metrics;
+use crate::node::Node;
+use crate::owner::commit::{self, Committer};
+use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
+use crate::turn::agents::Agents;
+
+/// How long an owner elsewhere may take to hear of its agent.
+const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a router needs besides its node.
+pub struct Parts {
+    /// Who answers in sessions.
+    pub agents: Arc<Agents>,
+    /// Told of what was published here.
+    pub on_published: OnPublished,
+    /// The way to other nodes.
+    pub link: Arc<dyn Link>,
+}
+
+/// See the module's description. Cheap to clone.
+#[derive(Clone)]
+pub struct Router {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    node: Arc<Node>,
+    committer: Committer,
+    table: Mutex<Table>,
+    claims: Semaphore,
+    agents: Arc<Agents>,
+    on_published: OnPublished,
+    link: Arc<dyn Link>,
+}
+
+/// Where a conversation is owned, or should be.
+#[derive(Clone)]
+pub enum Place {
+    /// By a task of this node.
+    Here(OwnerHandle),
+    /// By that node.
+    There(Peer),
+}
+
+/// One try at an owner.
+enum Attempt<T> {
+    /// The owner's definite answer.
+    Answered(Result<T, Refusal>),
+    /// The link's failure to reach this peer.
+    Failed(Peer, LinkError),
+}
+
+impl Router {
+    /// A router for a node, with its group commit, its sweep and its watchdog.
+    #[must_use]
+    pub fn start(node: Arc<Node>, parts: Parts) -> Self {
+        let committer = commit::start(&node);
+        let claims = Semaphore::new(node.limits.claims);
+        let table = Mutex::new(Table::default());
+        let Parts { agents, on_published, link } = parts;
+        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published, link }) };
+        let seams = &router.shared.node.seams;
+        seams.spawn("router sweep", router.clone().sweep());
+        seams.spawn("watchdog", router.clone().watch());
+        router
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.shared.table.lock().expect("no holder of the table panics")
+    }
+
+    /// The owner, if its task runs here; never waits.
+    #[must_use]
+    pub fn active(&self, conversation: &ConvRef) -> Option<OwnerHandle> {
+        match self.table().entries.get(&conversation.key) {
+            Some(Entry::Active(handle)) if !handle.is_gone() => Some(handle.clone()),
+            _ => None,
+        }
+    }
+
+    /// True once [`Router::shut_down`] was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.table().stage == Stage::Closed
+    }
+
+    /// How many conversations this node owns, with a task and hibernating.
+    #[must_use]
+    pub fn owned(&self) -> usize {
+        self.table().entries.len()
+    }
+
+    /// Appends through the owner, wherever it is, waiting and asking again inside the node's own bounds.
+    ///
+    /// # Errors
+    /// `not_found`, the owner's definite refusal, or one with a directive when the bounds are spent.
+    pub async fn append(&self, conversation: &ConvRef, drafts: Vec<Draft>) -> Result<Vec<Receipt>, Refusal> {
+        self.append_within(conversation, drafts, Hops::START, self.shared.node.limits.route_budget).await
+    }
+
+    /// As [`Router::append`], for a write that another node passed on.
+    ///
+    /// # Errors
+    /// As [`Router::append`]; with no hops left, a conversation that is owned elsewhere is refused with a directive.
+    pub async fn append_within(
+        &self,
+        conversation: &ConvRef,
+        drafts: Vec<Draft>,
+        hops: Hops,
+        budget: Duration,
+    ) -> Result<Vec<Receipt>, Refusal> {
+        let drafts = &drafts;
+        self.with_owner(conversation, budget, |place, left| async move {
+            match place {
+                Place::Here(owner) => Attempt::Answered(owner.append(drafts.clone()).await),
+                Place::There(peer) => self.pass_on(peer, conversation, drafts, hops, left).await,
+            }
+        })
+        .await
+    }
+
+    async fn pass_on(
+        &self,
+        peer: Peer,
+        conversation: &ConvRef,
+        drafts: &[Draft],
+        hops: Hops,
+        within: Duration,
+    ) -> Attempt<Vec<Receipt>> {
+        let Some(hops) = hops.less_one() else {
+            return Attempt::Answered(Err(moved()));
+        };
+        let request = Request::Append { conversation: conversation.id.clone(), drafts: drafts.to_vec(), hops };
+        self.shared.node.metrics.forwarded.inc();
+        match self.shared.link.ask(&peer, request, within).await {
+            Ok(Response::Appended(answer)) => Attempt::Answered(answer),
+            Ok(other) => Attempt::Failed(peer, LinkError::Ambiguous(format!("the peer answered {other:?}"))),
+            Err(error) => Attempt::Failed(peer, error),
+        }
+    }
+
+    /// Follows a conversation wherever it is owned, claiming it where nobody owns it (F7).
+    ///
+    /// # Errors
+    /// As [`Router::append`].
+    pub async fn follow(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
+        self.with_owner(conversation, self.shared.node.limits.route_budget, |place, left| async move {
+            match place {
+                Place::Here(owner) => Attempt::Answered(owner.follow().await),
+                Place::There(peer) => match self.shared.link.follow(&peer, &conversation.id, left).await {
+                    Ok(answer) => Attempt::Answered(answer),
+                    Err(error) => Attempt::Failed(peer, error),
+                },
+            }
+        })
+        .await
+    }
+
+    /// Lets a peer follow what is owned here. Never claims: a follower of an owner that is none resolves again.
+    ///
+    /// # Errors
+    /// A refusal with a directive when this node does not own the conversation.
+    pub async fn follow_here(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
+        let owned = self.table().entries.contains_key(&conversation.key);
+        if !owned {
+            return Err(moved());
+        }
+        match self.place(conversation, None).await? {
+            Place::Here(owner) => owner.follow().await,
+            Place::There(_) => Err(moved()),
+        }
+    }
+
+    /// Turns that start from now on are this agent's. An owner that does not hear it reads it when it thaws.
+    pub async fn set_agent(&self, conversation: &ConvRef, agent: AgentName) {
+        if let Some(owner) = self.active(conversation) {
+            return owner.set_agent(agent);
+        }
+        let Ok(Some(resolution)) = self.shared.node.store.resolve(conversation).await else { return };
+        if let Some(peer) =
+            claims::owner_elsewhere(&resolution, self.shared.node.me).and_then(|row| claims::reachable(row).ok())
+        {
+            let request = Request::SetAgent { conversation: conversation.id.clone(), agent };
+            if let Err(error) = self.shared.link.ask(&peer, request, SET_AGENT_WITHIN).await {
+                tracing::debug!(conversation = %conversation.id, %error, "the owner was not told of its agent");
+            }
+        }
+    }
+
+    /// What is believed of an owner elsewhere has proved wrong, or useless.
+    pub fn forget(&self, conversation: &ConvRef) {
+        self.table().forget(conversation.key);
+    }
+
+    /// Runs `ask` on the owner, again and again while ownership moves or the link fails, inside the budget. Each call is
+    /// given what is left of that.
+    async fn with_owner<T, F, A>(&self, conversation: &ConvRef, budget: Duration, ask: A) -> Result<T, Refusal>
+    where
+        A: Fn(Place, Duration) -> F,
+        F: Future<Output = Attempt<T>>,
+    {
+        let seams = &self.shared.node.seams;
+        let give_up = seams.now() + budget;
+        let mut wait = Duration::from_millis(10);
+        let mut avoid = None;
+        loop {
+            let left = give_up.since(seams.now());
+            let refusal = match self.place(conversation, avoid).await {
+                Ok(place) => match ask(place, left).await {
+                    Attempt::Answered(Ok(answer)) => return Ok(answer),
+                    Attempt::Answered(Err(refusal)) => refusal,
+                    Attempt::Failed(peer, error) => {
+                        tracing::debug!(conversation = %conversation.id, peer = %peer.incarnation, %error, "a peer did not answer");
+                        avoid = Some(peer.incarnation);
+                        self.shared.node.metrics.link_failures.inc();
+                        moved()
+                    }
+                },
+                Err(refusal) => refusal,
+            };
+            let moving = refusal.code == Code::ConversationUnavailable && refusal.retry.is_some();
+            if moving {
+                self.forget(conversation);
+            }
+            if !moving || seams.now() + wait >= give_up {
+                return Err(refusal);
+            }
+            seams.sleep(wait / 2 + seams.jitter(wait / 2)).await;
+            wait = (wait * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// Where a conversation is owned: a running task here (one is started after a claim), or another node.
+    ///
+    /// # Errors
+    /// `not_found`, or a refusal with a directive.
+    pub async fn place(&self, conversation: &ConvRef, avoid: Option<Incarnation>) -> Result<Place, Refusal> {
+        loop {
+            if self.is_closed() {
+                return Err(draining());
+            }
+            let lookup = self.table().look_up(conversation.key);
+            match lookup {
+                Lookup::Active(handle) => return Ok(Place::Here(handle)),
+                Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
+                // An error means that the claim was settled, one way or another.
+                Lookup::Wait(mut settled) => drop(settled.changed().await),
+                Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, avoid, settled).await,
+            }
+        }
+    }
+}
+
+/// The refusal of a node that stops.
+pub(crate) fn draining() -> Refusal {
+    Refusal::retry(Code::Draining, "the node shuts down", Retry { after_ms: 1_000, budget_ms: 30_000 })
+}

@@ -1,0 +1,57 @@
+//! What goes over a limit of the whole node, or of a socket, is counted under the limit's name, and harms no other.
+
+use conch_server::auth::grants::Permission::{Read, Send};
+use serde_json::json;
+
+use crate::harness::{Node, Raw, Socket};
+
+const ALL: &[(&str, &[conch_server::auth::grants::Permission])] = &[("*", &[Read, Send])];
+
+#[tokio::test]
+async fn connections_over_the_limit_are_cut_and_counted() {
+    const HITS: &str = r#"conch_limit_hits_total{queue="connections"}"#;
+    let node = Node::start_with(|config| config.limits.connections = 1).await;
+    let held = Raw::connect(node.started.listen).await;
+    node.metric_becomes("conch_connections", 1.0).await;
+    let over = Raw::connect(node.started.listen).await;
+    assert_eq!(over.read_to_end().await, "", "it is closed without a word");
+    node.metric_becomes(HITS, 1.0).await;
+    drop(held);
+    node.metric_becomes("conch_connections", 0.0).await;
+    node.stranger().get("/v1/openapi.json").await.ok(200);
+    node.metric_becomes(HITS, 1.0).await;
+}
+
+#[tokio::test]
+async fn topics_over_the_limit_are_refused_and_counted() {
+    const HITS: &str = r#"conch_limit_hits_total{queue="topics"}"#;
+    let node = Node::start_with(|config| config.limits.topics_per_socket = 2).await;
+    let alice = node.client("alice");
+    for id in ["a", "b", "c"] {
+        alice.channel(id).await;
+    }
+    let mut socket = Socket::joined(&node, &alice, "a").await;
+    socket.join("conversation:b", json!({})).await.response("ok");
+    // Joined again, it is the same topic.
+    socket.join("conversation:b", json!({})).await.response("ok");
+    assert!(node.metric(HITS).await < 0.5);
+    let refused = socket.join("conversation:c", json!({})).await;
+    assert!(refused.refused("invalid_request")["detail"].to_string().contains("at most 2"), "{refused:?}");
+    node.metric_becomes(HITS, 1.0).await;
+    // A topic that was left makes room.
+    socket.push("conversation:a", "phx_leave", json!({})).await.response("ok");
+    socket.join("conversation:c", json!({})).await.response("ok");
+}
+
+#[tokio::test]
+async fn senders_over_the_limit_are_forgotten_and_counted() {
+    const HITS: &str = r#"conch_limit_hits_total{queue="senders"}"#;
+    let node = Node::start_with(|config| config.rate.senders = 1).await;
+    node.client("admin").channel("c").await;
+    let (alice, bob) = (node.client_with("alice", ALL), node.client_with("bob", ALL));
+    alice.sent("c", "a1", "hi").await;
+    alice.sent("c", "a2", "hi").await;
+    assert!(node.metric(HITS).await < 0.5, "one is remembered");
+    bob.sent("c", "b1", "hi").await;
+    node.metric_becomes(HITS, 1.0).await;
+}

@@ -36,6 +36,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
+use conch_core::time::Monotonic;
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
@@ -53,6 +54,7 @@ use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
 use crate::router::{Router, draining};
+use crate::seams::Seams;
 use crate::turn::agents::Agents;
 use errors::HttpError;
 pub use listener::{ListenError, Listener};
@@ -321,12 +323,6 @@ impl Gateway {
         while anybody() && self.node().seams.now() < until {
             self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
         }
-    }
-
-    /// The window that spreads the return of those who are connected; see [`Gateway::reconnect_window_ms`].
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.shared.sockets.load(Ordering::Relaxed) + self.shared.streams.load(Ordering::Relaxed)
     }
 
     /// Tells every connection to end: sockets close with 1012, streams send `reconnect`.

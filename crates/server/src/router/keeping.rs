@@ -125,6 +125,7 @@ impl Router {
             return tracing::warn!(conversation = %conversation.id, %epoch, %error, "a wedged owner was not released");
         }
         node.events.record(Event::Released { conversation: conversation.id.clone(), epoch, why: WhyReleased::Wedged });
+        handle.depose();
         self.ended(conversation, epoch, End::Gone);
     }
 }

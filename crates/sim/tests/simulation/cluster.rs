@@ -75,11 +75,12 @@ where
         recorder,
         limits: NodeLimits { timing: LeaseTiming::default(), owner: OwnerLimits::default(), hub: HubLimits::default() },
         proof: Proof::Lease,
-        network: Network::default(),
+        network: Network::new(executor.world(), Dice::new(1, 77), tally.clone()),
         removed,
         tally,
         conversations,
         complaints: Shared::default(),
+        metrics: Shared::default(),
     };
     let found = Shared::<Option<T>>::default();
     let result = found.clone();
@@ -107,7 +108,9 @@ impl Scene {
         };
         site.recorder.create_conversation(&new).await.expect("the memory store does not fail");
         let machines: Vec<Machine> = (0..count)
-            .map(|number| Machine::new(&format!("node-{number}"), site.clone(), Dice::new(1, 99 + number as u64)))
+            .map(|number| {
+                Machine::new(&format!("node-{number}"), "local", site.clone(), Dice::new(1, 99 + number as u64))
+            })
             .collect();
         let mut nodes = Vec::new();
         for machine in &machines {

@@ -80,7 +80,7 @@ fn owner_limits(dice: &mut Dice) -> OwnerLimits {
     limits.commit_batches = one_of(dice, &[1, 512]);
     limits.hibernate_after = one_of(dice, &[Duration::from_millis(400), Duration::from_secs(60)]);
     limits.release_after = one_of(dice, &[Duration::from_secs(1), Duration::from_secs(600)]);
-    limits.gap = one_of(dice, &[5, 1_000]);
+    limits.sequencer.gap = one_of(dice, &[5, 1_000]);
     limits.route_budget = one_of(dice, &[Duration::from_millis(200), Duration::from_secs(5)]);
     limits
 }

@@ -16,7 +16,7 @@ mod tests;
 mod turns;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use conch_core::conversation::ConversationKind;
 use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, Incarnation, LogId, Region, Seq};
@@ -127,6 +127,8 @@ pub(crate) struct Facts {
     pub regions: Arc<[Region]>,
     /// When its loop last came round, in the clock's nanoseconds.
     pub last_round: AtomicU64,
+    /// Its lease was given up over its head: it ends when it comes round again, and its follow streams with it (F6).
+    pub deposed: AtomicBool,
 }
 
 /// A cheap handle on an owner.
@@ -147,6 +149,11 @@ impl OwnerHandle {
     /// When its loop last came round.
     pub(crate) fn last_round(&self) -> Monotonic {
         Monotonic(self.facts.last_round.load(Ordering::Relaxed))
+    }
+
+    /// Its lease is gone; the task is told for when it goes on.
+    pub(crate) fn depose(&self) {
+        self.facts.deposed.store(true, Ordering::Relaxed);
     }
 
     /// True once its task accepts nothing more.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use conch_core::conversation::ConversationKind;
@@ -44,6 +44,7 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
         epoch: charge.tenure.reign.epoch,
         regions: Arc::clone(&charge.tenure.regions),
         last_round: AtomicU64::new(charge.node.seams.now().0),
+        deposed: AtomicBool::new(false),
     });
     let handle = OwnerHandle { facts, commands, metrics: Arc::clone(&charge.node.metrics) };
     let seams = charge.node.seams.clone();
@@ -135,6 +136,9 @@ impl Owner {
         loop {
             let wake = self.wake().await;
             self.facts.last_round.store(self.charge.node.seams.now().0, Ordering::Relaxed);
+            if self.facts.deposed.load(Ordering::Relaxed) {
+                return self.ended();
+            }
             match wake {
                 Wake::Command(Some(command)) => self.command(command),
                 // Every handle is gone, the router's too: the node shuts down.

@@ -25,7 +25,8 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use crate::bounded;
 use crate::metrics::Queue;
 use crate::node::Node;
-use crate::router::Router;
+use crate::owner::Present;
+use crate::router::{READ_WITHIN, Router, Sighting};
 use sink::Sink;
 
 /// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
@@ -96,7 +97,7 @@ pub(crate) enum Command {
     Join { id: SessionId, join: Join, answer: oneshot::Sender<Result<(), Refusal>> },
     Attach { id: SessionId, position: Seq, answer: oneshot::Sender<Attach> },
     Typing { sub: Subject, name: Option<Arc<str>> },
-    Presence { answer: oneshot::Sender<String> },
+    Present { answer: oneshot::Sender<Present> },
     Expel { sub: Subject, reason: Refusal },
 }
 
@@ -188,6 +189,7 @@ struct Table {
     /// Over all hubs.
     sessions: usize,
     next_session: u64,
+    next_hub: u64,
 }
 
 /// A hub, and how many sessions are in it or on their way in. It may end only when there are none.
@@ -242,12 +244,14 @@ impl Hubs {
         table.sessions += 1;
         table.next_session += 1;
         let id = SessionId(table.next_session);
+        let number = table.next_hub;
         let entry = table.hubs.entry(conversation.key).or_insert_with(|| {
-            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone());
+            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone(), number);
             Entry { hub, sessions: 0 }
         });
         entry.sessions += 1;
         let hub = entry.hub.clone();
+        table.next_hub += 1;
         self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
         Ok(Session { id, conversation: conversation.clone(), hub, hubs: self.clone() })
     }
@@ -273,12 +277,28 @@ impl Hubs {
         self.table().hubs.get(&conversation.key).map(|entry| entry.sessions)
     }
 
-    /// Who is present, as the JSON of `GET …/presence`; `None` when nobody watches here.
-    pub async fn presence(&self, conversation: &ConvRef) -> Option<String> {
+    /// Who is present over all gateways, as far as this one's hub knows; `None` when nobody watches here.
+    pub async fn present(&self, conversation: &ConvRef) -> Option<Present> {
         let hub = self.existing(conversation)?;
-        let (answer, presence) = oneshot::channel();
-        self.ask(&hub, Command::Presence { answer }).await.ok()?;
-        presence.await.ok()
+        let (answer, present) = oneshot::channel();
+        self.ask(&hub, Command::Present { answer }).await.ok()?;
+        present.await.ok()
+    }
+
+    /// Who is present over all gateways: as this one's hub knows, if there is one, else as the owner does.
+    pub async fn sight(&self, conversation: &ConvRef) -> Sighting {
+        let Some(here) = self.connected(conversation) else { return self.shared.router.sight(conversation).await };
+        // Both branches are cancel safe: nobody waits for the answer afterwards.
+        let present = tokio::select! {
+            biased;
+            present = self.present(conversation) => present,
+            () = self.shared.node.seams.sleep(READ_WITHIN) => None,
+        };
+        match present {
+            // A session that is on its way in is counted, too.
+            Some(present) => Sighting::Present(Present { connected: present.connected.max(here), ..present }),
+            None => Sighting::Unknown,
+        }
     }
 
     /// Ends every session of a subject in a conversation (it is a member no more).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::ids::{ConvRef, Epoch, Seq, Subject};
+use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq, Subject};
 use conch_core::presence::{Announcement, Mode, Presence};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::ring::Ring;
@@ -19,9 +19,10 @@ use super::sink::{CatchUp, Joined, Push, Sink};
 use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, unavailable};
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
-use crate::owner::{Follow, FollowFrame, FollowerReport, Reports};
+use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 
 mod following;
+mod presence;
 mod sessions;
 mod showing;
 
@@ -32,12 +33,17 @@ const PRESENCE_WINDOW: Duration = Duration::from_millis(50);
 /// Bounds of the pause before a lost owner is looked for again (F7).
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_millis(1_750));
 
-/// Starts a hub's task.
-pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef) -> HubHandle {
+/// A hub's name in presence: the nodes' random numbers are so far from each other that no two hubs get the same.
+fn hub_number(node: Incarnation, number: u64) -> u64 {
+    (node.0 as u64).wrapping_add(number)
+}
+
+/// Starts a hub's task; no two of a node have the same `number`.
+pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef, number: u64) -> HubHandle {
     let (commands, inbox) = mpsc::channel(shared.limits.commands);
     let handle = HubHandle { commands, leavers: Arc::new(Leavers::default()) };
     let seams = shared.node.seams.clone();
-    let hub = Hub::new(hubs, shared, conversation, handle.clone(), inbox);
+    let hub = Hub::new(hubs, shared, conversation, handle.clone(), inbox, number);
     seams.spawn("hub", hub.run());
     handle
 }
@@ -113,10 +119,11 @@ impl Hub {
         conversation: ConvRef,
         handle: HubHandle,
         inbox: mpsc::Receiver<Command>,
+        number: u64,
     ) -> Self {
         let limits = shared.limits;
         let now = shared.node.seams.now();
-        let salt = shared.node.me.0 as u64;
+        let this_hub = hub_number(shared.node.me, number);
         Self {
             inbox,
             follow: None,
@@ -128,7 +135,7 @@ impl Hub {
             live: LiveView::default(),
             watchers: BTreeMap::new(),
             waiting: Vec::new(),
-            presence: Presence::new(salt, limits.presence_threshold),
+            presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
             tick: shared.node.seams.sleep(TICK),
             last_session: now,

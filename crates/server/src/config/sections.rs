@@ -41,9 +41,11 @@ section! {
         /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where the records are.
-        store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR");
+        store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR or postgres://USER@HOST/DATABASE");
     }
     nested {
+        /// The connections to PostgreSQL.
+        postgres: Postgres;
         /// The node's lease.
         lease: LeaseConfig;
         /// What is at most accepted, held or waited for.
@@ -64,6 +66,18 @@ section! {
         agents: Agents;
         /// What is logged, and how.
         log: Log;
+    }
+}
+
+section! {
+    /// The connections to PostgreSQL, where `store` is one.
+    Postgres, "postgres." {
+        /// Connections that carry appends.
+        writers: usize = 4, Range(1, 64);
+        /// Connections that carry reads, claims and the rest. Leases have connections of their own.
+        pool: usize = 8, Range(1, 256);
+        /// Milliseconds for which a start waits for a server that cannot be reached.
+        connect_patience_ms: u64 = 10_000, Range(0, 10 * MINUTE_MS);
     }
 }
 
@@ -317,6 +331,7 @@ section! {
 pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
     [
         Config::FIELDS,
+        Postgres::FIELDS,
         LeaseConfig::FIELDS,
         Limits::FIELDS,
         Hibernation::FIELDS,
@@ -336,6 +351,7 @@ impl Config {
     /// Every number with the key it has, for the range check.
     pub(super) fn all_numbers(&self) -> Vec<(String, &'static super::field::Field, u64)> {
         let sections = [
+            self.postgres.numbers(),
             self.lease.numbers(),
             self.limits.numbers(),
             self.hibernation.numbers(),

@@ -36,6 +36,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
+use conch_core::time::Monotonic;
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
@@ -53,6 +54,7 @@ use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
 use crate::router::{Router, draining};
+use crate::seams::Seams;
 use crate::turn::agents::Agents;
 use errors::HttpError;
 pub use listener::{ListenError, Listener};
@@ -149,24 +151,58 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Serving,
+    /// Everything is served, but each socket and stream is told to go, at a random moment before this one.
+    Leaving(Monotonic),
     ShuttingDown,
 }
 
 /// Tells a connection that the gateway shuts down.
 #[derive(Clone)]
-pub(crate) struct Shutdown(watch::Receiver<Phase>);
+pub(crate) struct Shutdown {
+    phase: watch::Receiver<Phase>,
+    seams: Seams,
+    /// When this connection is told to go, once the node leaves.
+    turn: Option<Monotonic>,
+}
 
 impl Shutdown {
-    /// Completes once, when the shutdown begins. Cancel safe.
+    /// Completes once, when this connection has to go: stock clients come back at once, so the server spreads them. Cancel
+    /// safe.
     pub(crate) async fn begun(&mut self) {
         loop {
-            if self.0.changed().await.is_err() {
-                // The gateway is gone without a word; connections end with the process.
-                std::future::pending::<()>().await;
+            match *self.phase.borrow_and_update() {
+                Phase::ShuttingDown => return,
+                Phase::Leaving(until) if self.turn.is_none() => {
+                    let now = self.seams.now();
+                    self.turn = Some(now + self.seams.jitter(until.since(now)));
+                }
+                Phase::Leaving(_) | Phase::Serving => {}
             }
-            if *self.0.borrow_and_update() == Phase::ShuttingDown {
-                return;
+            let turn = async {
+                match self.turn {
+                    Some(turn) => self.seams.clock.sleep_until(turn).await,
+                    None => std::future::pending().await,
+                }
+            };
+            // Both branches are cancel safe: the turn is drawn once.
+            tokio::select! {
+                biased;
+                changed = self.phase.changed() => {
+                    if changed.is_err() {
+                        // The gateway is gone without a word; connections end with the process.
+                        std::future::pending::<()>().await;
+                    }
+                }
+                () = turn => return,
             }
+        }
+    }
+
+    /// Completes once, when nothing is served any more. Cancel safe.
+    pub(crate) async fn at_last(&mut self) {
+        // An error is a gateway that is gone without a word; connections end with the process.
+        if self.phase.wait_for(|phase| *phase == Phase::ShuttingDown).await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -273,7 +309,20 @@ impl Gateway {
     }
 
     pub(crate) fn shutdown(&self) -> Shutdown {
-        Shutdown(self.shared.shutdown.subscribe())
+        let (phase, seams) = (self.shared.shutdown.subscribe(), self.node().seams.clone());
+        Shutdown { phase, seams, turn: None }
+    }
+
+    /// Tells sockets and streams to go, each at a random moment within `window`, and returns when they have had it. Everything
+    /// else is served meanwhile.
+    pub async fn send_away(&self, window: std::time::Duration) {
+        let Shared { sockets, streams, .. } = &*self.shared;
+        let until = self.node().seams.now() + window;
+        self.shared.shutdown.send_replace(Phase::Leaving(until));
+        let anybody = || sockets.load(Ordering::Relaxed) + streams.load(Ordering::Relaxed) > 0;
+        while anybody() && self.node().seams.now() < until {
+            self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
+        }
     }
 
     /// Tells every connection to end: sockets close with 1012, streams send `reconnect`.
@@ -291,7 +340,7 @@ impl Gateway {
 
     pub(crate) fn refuse_if_draining(&self) -> Result<(), Refusal> {
         match *self.shared.shutdown.borrow() {
-            Phase::Serving => Ok(()),
+            Phase::Serving | Phase::Leaving(_) => Ok(()),
             Phase::ShuttingDown => Err(draining()),
         }
     }

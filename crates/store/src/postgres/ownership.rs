@@ -35,6 +35,9 @@ pub(super) async fn resolve(session: &Session, conversation: &ConvRef) -> Result
     Ok(Some(Resolution { epoch: epoch.map(Epoch::from_i64), owner }))
 }
 
+// The statements below and the one that arms (`elsewhere`) write this number out.
+const _: () = assert!(conch_core::head::SKIP_PER_GENERATION == 1_000_000);
+
 /// A claim. The last condition of the first part keeps one that saw a head from making the first one: a failover may have
 /// lost what it saw.
 macro_rules! claim_sql {

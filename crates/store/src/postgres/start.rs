@@ -125,8 +125,15 @@ async fn check_sessions(session: &Session, dialer: &Dialer, patience: Duration) 
     Ok(())
 }
 
+/// Asked without a prepared statement, which some poolers lose.
 async fn pid(session: &Session, place: &str) -> Result<i32, OpenError> {
-    Ok(first(session, place, "SELECT pg_backend_pid()").await?.get(0))
+    let answer = session.client().simple_query("SELECT pg_backend_pid()").await;
+    let answer = answer.map_err(|error| failed(place, error.into()))?;
+    let pid = answer.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).and_then(|text| text.parse().ok()),
+        _ => None,
+    });
+    pid.ok_or_else(|| failed(place, StoreError::Damaged("pg_backend_pid() without an answer".to_owned()).into()))
 }
 
 /// Whose database is it? Records what no node has recorded yet.

@@ -6,7 +6,7 @@
 //!
 //! Deliberately absent: installing anything. `./test` does that.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -409,13 +409,4 @@ impl std::fmt::Debug for TestServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "TestServer({})", self.directory.display())
     }
-}
-
-/// Writes a line to a file that belongs to the server's user, such as its access rules.
-///
-/// # Panics
-/// If it cannot be written.
-pub fn append_line(path: &Path, line: &str) {
-    let mut file = std::fs::OpenOptions::new().append(true).open(path).expect("the server's file is there");
-    writeln!(file, "{line}").expect("it takes a line");
 }

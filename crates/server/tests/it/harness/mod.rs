@@ -15,6 +15,7 @@ use conch_server::auth::secret::{DEVELOPMENT_SECRET_FILE, Mode};
 use conch_server::auth::token::{Mint, TokenKey};
 use conch_server::config::{Config, Secret, StoreUrl};
 use conch_server::serve::{self, ServeError, Started};
+use conch_server::stores::OpenStoreError;
 use conch_store::sqlite::OpenError;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -101,7 +102,8 @@ impl Node {
             match run(config.clone()).await {
                 Ok(running) => break running,
                 // What a node leaves behind when it ends (threads of its store) may take a moment to go.
-                Err(ServeError::Store(OpenError::InUse { .. })) if begun.elapsed() < PATIENCE => {}
+                Err(ServeError::Store(OpenStoreError::Sqlite(OpenError::InUse { .. })))
+                    if begun.elapsed() < PATIENCE => {}
                 Err(error) => panic!("the node did not start: {error}"),
             }
         };

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use conch_core::body::BodyHash;
+use conch_core::head::{Fence, HeadRow, Verdict};
 use conch_core::ids::{ClientMsgId, ConvKey, Epoch, Generation, Incarnation, Seq, Subject};
 use conch_core::time::Timestamp;
 
@@ -89,25 +90,25 @@ enum Judgement {
 }
 
 async fn judge(session: &Session, me: Incarnation, batch: &Batch) -> Result<Judgement, CallError> {
-    let sql = "SELECT epoch, owner, gen, last_seq, store_gen() FROM conv_head WHERE conv_id = $1";
+    let sql = "SELECT epoch, owner, gen, last_seq, reserved_to, store_gen() FROM conv_head WHERE conv_id = $1";
     let Some(row) = session.first(sql, &[&Id::from(batch.conversation.key)]).await? else {
         return Ok(Judgement::Final(AppendOutcome::Fenced));
     };
-    let epoch = Epoch::from_i64(rows::get(&row, 0, "conv_head.epoch")?);
-    let owner = rows::incarnation(&row, 1, "conv_head.owner")?;
-    if epoch != batch.epoch || owner != Some(me) {
-        return Ok(Judgement::Final(AppendOutcome::Fenced));
-    }
-    let generation = Generation::from_i64(rows::get(&row, 2, "conv_head.gen")?);
-    let present = Generation::from_i64(rows::get(&row, 4, "store_gen()")?);
-    if batch.generation != present || generation != present {
-        return Ok(Judgement::Final(AppendOutcome::Rewound));
-    }
-    let last_seq = Seq::from_i64(rows::get(&row, 3, "conv_head.last_seq")?);
-    if last_seq == batch.hi && batch.hi > batch.prev {
-        return Ok(Judgement::Final(landed_before(session, batch).await?));
-    }
-    Ok(if last_seq == batch.prev { Judgement::Fits } else { Judgement::Final(AppendOutcome::Rewound) })
+    let head = HeadRow {
+        epoch: Epoch::from_i64(rows::get(&row, 0, "conv_head.epoch")?),
+        owner: rows::incarnation(&row, 1, "conv_head.owner")?,
+        generation: Generation::from_i64(rows::get(&row, 2, "conv_head.gen")?),
+        last_seq: Seq::from_i64(rows::get(&row, 3, "conv_head.last_seq")?),
+        reserved_to: Seq::from_i64(rows::get(&row, 4, "conv_head.reserved_to")?),
+    };
+    let present = Generation::from_i64(rows::get(&row, 5, "store_gen()")?);
+    let Batch { epoch, generation, prev, hi, .. } = *batch;
+    Ok(match head.judge(&Fence { epoch, owner: me, generation, prev, hi }, present) {
+        Verdict::Admitted => Judgement::Fits,
+        Verdict::MayHaveLanded => Judgement::Final(landed_before(session, batch).await?),
+        Verdict::Fenced => Judgement::Final(AppendOutcome::Fenced),
+        Verdict::Rewound => Judgement::Final(AppendOutcome::Rewound),
+    })
 }
 
 /// The answer to a batch that had been committed by an earlier call whose answer was lost.

@@ -88,7 +88,7 @@ async fn appends_and_steals_do_not_deadlock_and_lose_nothing() {
         let errors = node.await.expect("does not panic");
         assert!(errors.is_empty(), "no statement fails: {errors:?}");
     }
-    let seen = seen.lock().expect("not poisoned");
+    let seen = std::mem::take(&mut *seen.lock().expect("not poisoned"));
     assert!(seen.acked.len() > CONVERSATIONS, "the stress wrote something: {}", seen.acked.len());
     let mut acked: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for (index, seq) in seen.acked.keys() {

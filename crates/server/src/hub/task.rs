@@ -16,12 +16,14 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::catch_up::CatchUpTask;
 use super::sink::{CatchUp, Joined, Push, Sink};
-use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, unavailable};
+use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, Right, SessionId, Shared, unavailable};
+use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 
 mod following;
+mod members;
 mod presence;
 mod sessions;
 mod showing;
@@ -60,6 +62,7 @@ enum Stage {
 struct Watcher {
     sink: Arc<dyn Sink>,
     sub: Subject,
+    right: Right,
     stage: Stage,
     /// A live event was dropped: the next one needs a snapshot before it.
     missed_live: bool,
@@ -70,6 +73,7 @@ struct Watcher {
 struct Waiting {
     id: SessionId,
     join: Join,
+    right: Right,
     answer: oneshot::Sender<Result<(), Refusal>>,
     deadline: Monotonic,
 }
@@ -99,6 +103,8 @@ struct Hub {
     waiting: Vec<Waiting>,
     presence: Presence,
     presence_due: Option<BoxFuture<'static, ()>>,
+    members_due: BoxFuture<'static, ()>,
+    had_peers: bool,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
 }
@@ -109,6 +115,7 @@ enum Wake {
     Followed(Result<Follow, Refusal>),
     Left,
     PresenceDue,
+    MembersDue,
     Tick,
 }
 
@@ -137,6 +144,8 @@ impl Hub {
             waiting: Vec::new(),
             presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
+            members_due: members::pause(&shared.node),
+            had_peers: !shared.node.peers().is_empty(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
             hubs,
@@ -158,6 +167,7 @@ impl Hub {
                 Wake::Followed(Err(refusal)) => self.not_followed(&refusal),
                 Wake::Left => self.remove_leavers(),
                 Wake::PresenceDue => self.show_presence(),
+                Wake::MembersDue => self.look_at_members(),
                 Wake::Tick => self.tick(),
             }
             if self.has_lingered() && self.hubs.retire(&self.conversation) {
@@ -193,6 +203,7 @@ impl Hub {
             command = self.inbox.recv() => Wake::Command(command),
             () = self.handle.leavers.wake.notified() => Wake::Left,
             () = presence_due => Wake::PresenceDue,
+            () = &mut self.members_due => Wake::MembersDue,
             () = &mut self.tick => Wake::Tick,
         }
     }

@@ -5,9 +5,9 @@ use super::*;
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {
         match command {
-            Command::Join { id, join, answer } => {
+            Command::Join { id, join, right, answer } => {
                 let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
-                let waiting = Waiting { id, join, answer, deadline };
+                let waiting = Waiting { id, join, right, answer, deadline };
                 match self.follow {
                     Some(_) => self.join(waiting).await,
                     None => self.waiting.push(waiting),
@@ -26,7 +26,7 @@ impl Hub {
     }
 
     pub(super) async fn join(&mut self, waiting: Waiting) {
-        let Waiting { id, join, answer, .. } = waiting;
+        let Waiting { id, join, right, answer, .. } = waiting;
         if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
             self.reach_the_head().await;
         }
@@ -49,7 +49,7 @@ impl Hub {
         }
         let Join { sink, sub, name, .. } = join;
         let watcher =
-            Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false, resync_due: false };
+            Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, missed_live: false, resync_due: false };
         self.watchers.insert(id, watcher);
         self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);

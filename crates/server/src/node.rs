@@ -54,6 +54,8 @@ pub struct OwnerLimits {
     pub commands: usize,
     /// Frames that may wait for one follower; above it the follower is dropped and comes back.
     pub follower_frames: usize,
+    /// Sessions over all gateways from which on presence is a count.
+    pub presence_threshold: usize,
     /// Batches that may wait for the group commit.
     pub commit_queue: usize,
     /// Most batches of one group commit.
@@ -80,6 +82,7 @@ impl Default for OwnerLimits {
             sequencer: SequencerLimits::default(),
             commands: 4_096,
             follower_frames: 4_096,
+            presence_threshold: conch_core::presence::COUNT_THRESHOLD,
             commit_queue: 1_024,
             commit_batches: 512,
             hibernate_after: Duration::from_secs(60),

@@ -30,6 +30,7 @@ impl Config {
             },
             commands: limits.owner_commands,
             follower_frames: limits.follower_frames,
+            presence_threshold: self.fanout.presence_count_from,
             commit_queue: limits.commit_queue,
             commit_batches: limits.commit_batches,
             hibernate_after: Duration::from_millis(self.hibernation.memory_ms),

@@ -225,8 +225,8 @@ section! {
 section! {
     /// How records reach many sockets.
     Fanout, "fanout." {
-        /// Connected sessions of a conversation from which on its presence is a count.
-        presence_count_from: usize = 1_000, Range(1, 10_000_000);
+        /// Connected sessions of a conversation, over all nodes, from which on its presence is a count. The same on all nodes.
+        presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
     }

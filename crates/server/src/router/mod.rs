@@ -13,6 +13,7 @@
 mod claims;
 mod drain;
 mod keeping;
+mod sighting;
 mod table;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,6 +36,7 @@ use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
 use crate::turn::agents::Agents;
+pub use sighting::{READ_WITHIN, Sighting};
 
 /// How long an owner elsewhere may take to hear of its agent.
 const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);

@@ -26,7 +26,7 @@ mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tls;
 mod url;
 mod verify;
@@ -38,14 +38,14 @@ use std::time::Duration;
 use conch_core::ids::NodeName;
 use tokio::runtime::Handle;
 
-pub use admin::{restored, switch_leases};
+pub use admin::{restored, switch_leases, system_id};
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
 pub use verify::verify;
 
 use append::{FenceGuard, Writers};
 use error::CallError;
-use lease_thread::{Effect, LeaseThread};
+use lease_thread::LeaseThread;
 use lifelines::PostgresLifelines;
 use ownership::GapGuard;
 use pool::{Pool, Pooled};
@@ -53,6 +53,7 @@ use session::Dialer;
 use start::Facts;
 
 use crate::StoreError;
+use crate::own_thread::Effect;
 
 /// Connections that carry appends, unless the options say otherwise.
 const DEFAULT_WRITERS: usize = 4;

@@ -4,7 +4,7 @@ mod differential;
 mod elsewhere;
 mod failover;
 mod faults;
-mod fixture;
+pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
 mod proxy;

@@ -235,6 +235,7 @@ pub(super) async fn a_new_generation_skips_numbers_and_epochs(world: &World<'_>)
     check_eq!(late, AppendOutcome::Rewound, "the old generation's owner has to claim again");
     check_eq!(world.seqs(&reign.conversation).await?, vec![1], "and wrote nothing");
     // A node that lost its row with the failover registers anew, as another incarnation.
+    world.store.expel(me).await?;
     let other = world.node(2).await?;
     let next = world.take(&reign.conversation, other, Some(reign.epoch), Some(me)).await?;
     let skip = (next.generation.0 - reign.generation.0) * SKIP_PER_GENERATION;

@@ -43,10 +43,13 @@ async fn without_nodes(leases: &str, database: &str, options: &Options) -> Resul
     let failed = |error: crate::StoreError| OpenError::Failed { place: place.clone(), detail: error.to_string() };
     let answer = read(&client, &[Step::List(keys.nodes())]).await.map_err(failed)?;
     let nodes = answer.list(0).map_err(failed)?.iter().map(NodeValue::read).collect::<Result<Vec<_>, _>>();
-    let names: Vec<String> = nodes.map_err(failed)?.into_iter().map(|node| node.registration.node.to_string()).collect();
+    let names: Vec<String> =
+        nodes.map_err(failed)?.into_iter().map(|node| node.registration.node.to_string()).collect();
     if names.is_empty() {
         return Ok(cluster_id);
     }
     let names = names.join(", ");
-    Err(OpenError::Command(format!("leases cannot move while nodes are registered in etcd at {place}: {names}; stop them first")))
+    Err(OpenError::Command(format!(
+        "leases cannot move while nodes are registered in etcd at {place}: {names}; stop them first"
+    )))
 }

@@ -182,7 +182,8 @@ impl Client {
     fn take_idle(&self, endpoint: usize) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|connection| !connection.sender.is_closed());
-        let index = idle.iter().position(|connection| connection.endpoint == endpoint && connection.sender.is_ready())?;
+        let index =
+            idle.iter().position(|connection| connection.endpoint == endpoint && connection.sender.is_ready())?;
         Some(idle.swap_remove(index))
     }
 

@@ -45,7 +45,9 @@ pub enum OpenError {
         detail: String,
     },
     /// The URL names members of several clusters.
-    #[error("{one} belongs to the etcd cluster {first:x}, and {other} to the cluster {second:x}; name the members of one")]
+    #[error(
+        "{one} belongs to the etcd cluster {first:x}, and {other} to the cluster {second:x}; name the members of one"
+    )]
     Mixed {
         /// One member.
         one: String,
@@ -94,8 +96,16 @@ impl From<StoreError> for CallError {
 /// What etcd says when a lease is not there (any more).
 const LEASE_NOT_FOUND: &str = "requested lease not found";
 /// Refusals before anything is proposed.
-const DEFINITE: &[&str] =
-    &["requested lease not found", "too many requests", "no leader", "permission denied", "invalid auth token", "user name is empty", "duplicate key given", "lease already exists"];
+const DEFINITE: &[&str] = &[
+    "requested lease not found",
+    "too many requests",
+    "no leader",
+    "permission denied",
+    "invalid auth token",
+    "user name is empty",
+    "duplicate key given",
+    "lease already exists",
+];
 
 impl CallError {
     pub(super) fn is_lease_gone(&self) -> bool {
@@ -127,7 +137,9 @@ impl CallError {
             Self::NotSent(text) => StoreError::Unavailable(text),
             Self::Lost(text) => StoreError::Ambiguous(text),
             Self::Refused(_, text) if text.contains("database space exceeded") => StoreError::Full(text),
-            Self::Refused(_, text) if DEFINITE.iter().any(|known| text.contains(known)) => StoreError::Unavailable(text),
+            Self::Refused(_, text) if DEFINITE.iter().any(|known| text.contains(known)) => {
+                StoreError::Unavailable(text)
+            }
             // 3 invalid argument, 12 unimplemented, 16 unauthenticated: refused before anything is proposed.
             Self::Refused(3 | 12 | 16, text) => StoreError::Unavailable(text),
             Self::Refused(_, text) => StoreError::Ambiguous(text),

@@ -185,7 +185,8 @@ impl Leases {
         let sent = Instant::now();
         let Some(granted) = keep_alive(client, own.lease).await? else { return Ok(self.lost(me)) };
         if granted < ttl {
-            let text = format!("etcd grants {} s, and a lease of {} ms is asked for", granted.as_secs(), ttl.as_millis());
+            let text =
+                format!("etcd grants {} s, and a lease of {} ms is asked for", granted.as_secs(), ttl.as_millis());
             return Err(StoreError::Unavailable(text));
         }
         let beat = self.next_beat(client, me).await?;

@@ -43,14 +43,15 @@ use lifelines::ListedLifelines;
 use node::Keys;
 use ownership::{NodeKeyGuard, Ownerships};
 
-use crate::own_thread::{Effect, OwnThread};
-use crate::postgres::{LeaseMode, Options, PostgresStore};
 use crate::StoreError;
+use crate::own_thread::{Effect, OwnThread};
+use crate::postgres::{self, LeaseMode, Options, PostgresStore};
 
 /// Guards that a test can take out, to show that its checks can fail.
 #[derive(Debug, Clone, Copy, Default)]
 struct Guards {
     node_key: NodeKeyGuard,
+    records: postgres::Guards,
 }
 
 struct Inner {
@@ -101,7 +102,7 @@ impl EtcdStore {
         let claims = Client::new(target.clone());
         let cluster_id = start::probe(&claims, options.connect_patience).await?;
         options.lease_mode = LeaseMode::Etcd { cluster_id };
-        let records = PostgresStore::open(database, options).await?;
+        let records = PostgresStore::open_with(database, options, guards.records).await?;
         let system_id = records.system_id().await.map_err(|error| failed(error.to_string()))?;
         let thread = OwnThread::start("etcd-leases")
             .map_err(|error| failed(format!("the thread of the node leases cannot be started: {error}")))?;
@@ -111,7 +112,8 @@ impl EtcdStore {
         }
         let leases = Arc::new(Leases::new(Keys::new(&system_id)));
         let epoch_base = records.epoch_base();
-        let lifelines = ListedLifelines::new(records.clone(), Arc::clone(&leases), thread.clone(), Arc::clone(&membership));
+        let lifelines =
+            ListedLifelines::new(records.clone(), Arc::clone(&leases), thread.clone(), Arc::clone(&membership));
         let inner = Inner {
             ownerships: Ownerships { leases: Arc::clone(&leases), epoch_base, guard: guards.node_key },
             records,

@@ -4,9 +4,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conch_core::ids::{
-    ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, NodeName, Seq, Subject,
-};
+use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, NodeName, Seq, Subject};
 use conch_core::time::Timestamp;
 use tokio::time::{Instant, timeout};
 
@@ -88,9 +86,7 @@ impl LeaseStore for EtcdStore {
         let longest = i64::try_from((ttl + margin).as_millis()).unwrap_or(i64::MAX);
         self.on_thread(Effect::Write, move |inner| async move {
             // etcd's own expiry comes first, as a rule; a lease further ahead than any renewal could put it is none.
-            let over = |row: &NodeRow| {
-                row.beat == seen_beat && (row.expires_in_ms < 0 || row.expires_in_ms > longest)
-            };
+            let over = |row: &NodeRow| row.beat == seen_beat && (row.expires_in_ms < 0 || row.expires_in_ms > longest);
             inner.leases.end(&inner.membership, dead, over).await
         })
         .await
@@ -104,8 +100,7 @@ impl LeaseStore for EtcdStore {
     ) -> Result<bool, StoreError> {
         // Held while its lease is revoked, so that it was nobody's.
         let Some(taken) = self.inner.records.take_lifeline(seen_lifeline).await? else { return Ok(false) };
-        let as_seen =
-            move |row: &NodeRow| row.beat == seen_beat && row.registration.lifeline == Some(seen_lifeline);
+        let as_seen = move |row: &NodeRow| row.beat == seen_beat && row.registration.lifeline == Some(seen_lifeline);
         self.on_thread(Effect::Write, move |inner| async move {
             let ended = inner.leases.end(&inner.membership, dead, as_seen).await;
             drop(taken);
@@ -115,9 +110,10 @@ impl LeaseStore for EtcdStore {
     }
 
     async fn expel(&self, dead: Incarnation) -> Result<bool, StoreError> {
-        self.on_thread(Effect::Write, move |inner| async move {
-            inner.leases.end(&inner.membership, dead, |_| true).await
-        })
+        self.on_thread(
+            Effect::Write,
+            move |inner| async move { inner.leases.end(&inner.membership, dead, |_| true).await },
+        )
         .await
     }
 

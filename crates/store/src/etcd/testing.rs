@@ -179,7 +179,9 @@ impl TestCluster {
     pub fn wait_for_quorum(&self) {
         const TRIES: u32 = 600;
         for _ in 0..TRIES {
-            let led = |number| self.status(number).is_some_and(|status| status["leader"].is_string() && status["leader"] != "0");
+            let led = |number| {
+                self.status(number).is_some_and(|status| status["leader"].is_string() && status["leader"] != "0")
+            };
             if (0..MEMBERS).all(led) {
                 return;
             }
@@ -196,7 +198,8 @@ impl TestCluster {
         let address = std::net::SocketAddr::from(([127, 0, 0, 1], self.members[number].client_port));
         let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-        let request = "POST /v3/maintenance/status HTTP/1.1\r\nhost: m\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+        let request =
+            "POST /v3/maintenance/status HTTP/1.1\r\nhost: m\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
         stream.write_all(request.as_bytes()).ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
@@ -226,7 +229,8 @@ impl std::fmt::Debug for TestCluster {
 /// Where `etcd` is.
 fn program() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path).map(|folder| folder.join("etcd")).find(|file: &PathBuf| Path::is_file(file));
+    let found =
+        std::env::split_paths(&path).map(|folder| folder.join("etcd")).find(|file: &PathBuf| Path::is_file(file));
     found.expect(
         "these tests start etcd, and none is installed: Debian's package is `etcd-server` (`./test store` installs it); looked \
          along PATH",

@@ -80,14 +80,20 @@ fn split(url: &str) -> Result<Parts<'_>, OpenError> {
     let rest = url.strip_prefix("etcd://").ok_or_else(|| bad("scheme", "must be etcd://"))?;
     let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
     if address.contains('@') {
-        return Err(bad("user", "names and passwords are not supported; use tls=on with cert and key, or a network of its own"));
+        return Err(bad(
+            "user",
+            "names and passwords are not supported; use tls=on with cert and key, or a network of its own",
+        ));
     }
     if let Some((_, path)) = address.split_once('/').filter(|(_, path)| !path.is_empty()) {
         return Err(bad("path", format!("{path:?} says nothing here; leave it out")));
     }
     let endpoints = address.trim_end_matches('/').split(',').map(endpoint).collect::<Result<Vec<_>, _>>()?;
     if endpoints.len() > ENDPOINTS_MAX {
-        return Err(bad("host", format!("there are {} members; at most {ENDPOINTS_MAX} can be named", endpoints.len())));
+        return Err(bad(
+            "host",
+            format!("there are {} members; at most {ENDPOINTS_MAX} can be named", endpoints.len()),
+        ));
     }
     for (index, endpoint) in endpoints.iter().enumerate() {
         if endpoints[..index].contains(endpoint) {
@@ -103,7 +109,12 @@ fn split(url: &str) -> Result<Parts<'_>, OpenError> {
             Some(("ca", file)) if !file.is_empty() => parts.ca = Some(file),
             Some(("cert", file)) if !file.is_empty() => parts.cert = Some(file),
             Some(("key", file)) if !file.is_empty() => parts.key = Some(file),
-            Some((name, _)) => return Err(bad("parameter", format!("{name:?} is not known or has no value; known are tls, ca, cert, key"))),
+            Some((name, _)) => {
+                return Err(bad(
+                    "parameter",
+                    format!("{name:?} is not known or has no value; known are tls, ca, cert, key"),
+                ));
+            }
             None => return Err(bad("parameter", format!("{parameter:?} has no value"))),
         }
     }

@@ -37,8 +37,12 @@ impl PostgresStore {
         me: Incarnation,
         gap: u64,
     ) -> Result<ArmOutcome, StoreError> {
-        self.pooled(Effect::Write, move |session| async move { arm(&session, conversation, epoch, me, gap).await })
-            .await
+        let guard = self.inner.arm;
+        self.pooled(
+            Effect::Write,
+            move |session| async move { arm(&session, conversation, epoch, me, gap, guard).await },
+        )
+        .await
     }
 
     /// Gives ownership up here, with nothing in flight. False: it was not ours any more.
@@ -127,21 +131,50 @@ impl PostgresStore {
     }
 }
 
+/// Arming; `$condition` is what must hold of the epoch and the owner.
+macro_rules! arm_sql {
+    ($condition:literal) => {
+        concat!(
+            "INSERT INTO conv_head AS h (conv_id, epoch, owner, gen, last_seq, reserved_to)
+             SELECT $1, $2, $3, g.g, (g.g - 1) * 1000000, (g.g - 1) * 1000000 FROM (SELECT store_gen() AS g) g
+             ON CONFLICT (conv_id) DO UPDATE SET epoch = EXCLUDED.epoch, owner = EXCLUDED.owner, gen = EXCLUDED.gen,
+               reserved_to = h.reserved_to + CASE WHEN h.gen <> EXCLUDED.gen THEN (EXCLUDED.gen - h.gen) * 1000000
+                 WHEN h.owner IS NULL OR h.epoch = EXCLUDED.epoch THEN 0 ELSE $4 END
+             WHERE ",
+            $condition,
+            " AND h.gen <= EXCLUDED.gen
+             RETURNING h.epoch, h.gen, h.last_seq, h.reserved_to"
+        )
+    };
+}
+
+const ARM: &str = arm_sql!("(h.epoch < EXCLUDED.epoch OR (h.epoch = EXCLUDED.epoch AND h.owner = EXCLUDED.owner))");
+/// The comparison of the epochs taken out.
+#[cfg(test)]
+const ARM_WITHOUT_EPOCH: &str = arm_sql!("true");
+
+/// Which statement arms; tests can take its guard out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum ArmGuard {
+    #[default]
+    On,
+    #[cfg(test)]
+    EpochOff,
+}
+
 async fn arm(
     session: &Session,
     conversation: ConvKey,
     epoch: Epoch,
     me: Incarnation,
     gap: u64,
+    guard: ArmGuard,
 ) -> Result<ArmOutcome, CallError> {
-    let sql = "INSERT INTO conv_head AS h (conv_id, epoch, owner, gen, last_seq, reserved_to)
-               SELECT $1, $2, $3, g.g, (g.g - 1) * 1000000, (g.g - 1) * 1000000 FROM (SELECT store_gen() AS g) g
-               ON CONFLICT (conv_id) DO UPDATE SET epoch = EXCLUDED.epoch, owner = EXCLUDED.owner, gen = EXCLUDED.gen,
-                 reserved_to = h.reserved_to + CASE WHEN h.gen <> EXCLUDED.gen THEN (EXCLUDED.gen - h.gen) * 1000000
-                   WHEN h.owner IS NULL OR h.epoch = EXCLUDED.epoch THEN 0 ELSE $4 END
-               WHERE (h.epoch < EXCLUDED.epoch OR (h.epoch = EXCLUDED.epoch AND h.owner = EXCLUDED.owner))
-                 AND h.gen <= EXCLUDED.gen
-               RETURNING h.epoch, h.gen, h.last_seq, h.reserved_to";
+    let sql = match guard {
+        ArmGuard::On => ARM,
+        #[cfg(test)]
+        ArmGuard::EpochOff => ARM_WITHOUT_EPOCH,
+    };
     let gap = i64::try_from(gap).unwrap_or(i64::MAX);
     let row = session.first(sql, &[&Id::from(conversation), &epoch.to_i64(), &Id::from(me), &gap]).await?;
     Ok(match row {

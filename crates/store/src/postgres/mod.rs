@@ -39,6 +39,7 @@ use conch_core::ids::NodeName;
 use tokio::runtime::Handle;
 
 pub use admin::{restored, switch_leases, system_id};
+pub(crate) use elsewhere::ArmGuard;
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
 pub use verify::verify;
@@ -143,9 +144,10 @@ impl Options {
 
 /// Guards that a test can take out, to show that its checks can fail.
 #[derive(Debug, Clone, Copy, Default)]
-struct Guards {
+pub(crate) struct Guards {
     fence: FenceGuard,
     gap: GapGuard,
+    pub(crate) arm: ArmGuard,
 }
 
 struct Inner {
@@ -158,6 +160,7 @@ struct Inner {
     facts: Facts,
     lease_mode: LeaseMode,
     gap: GapGuard,
+    arm: ArmGuard,
 }
 
 /// A store on a PostgreSQL server. Cheap to clone; clones are the same store.
@@ -184,7 +187,7 @@ impl PostgresStore {
         Self::open_with(database, options, Guards::default()).await
     }
 
-    async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {
+    pub(crate) async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {
         let dialer = Arc::new(Dialer::new(url::parse(database)?, options.node.to_string()));
         let session = start::prepare(&dialer, &options).await?;
         let facts = start::join(&session, dialer.place(), &options).await?;
@@ -201,6 +204,7 @@ impl PostgresStore {
             facts,
             lease_mode: options.lease_mode,
             gap: guards.gap,
+            arm: guards.arm,
         };
         Ok(Self { inner: Arc::new(inner) })
     }

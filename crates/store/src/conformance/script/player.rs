@@ -8,8 +8,8 @@ use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, 
 use conch_core::record::Draft;
 
 use super::{Answer, CONVERSATIONS, KEYS, KINDS, Op, Part, SUBJECTS, View, class};
-use crate::conformance::{Epochs, Fixture, Steals};
 use crate::conformance::world::{MARGIN, Reign, TTL, claim, draft, id, new_channel, registration};
+use crate::conformance::{Epochs, Fixture, Steals};
 use crate::{
     AppendOutcome, Batch, Checkpoint, ClaimOutcome, ConversationPatch, Direction, DueChange, DueWhy, NewConversation,
     RangeQuery,

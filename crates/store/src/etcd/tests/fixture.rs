@@ -13,8 +13,8 @@ use super::super::testing::TestCluster;
 use super::super::{EtcdStore, Guards};
 use crate::Store;
 use crate::conformance::{Epochs, Fixture, Steals};
-use crate::postgres::tests::fixture::{Clock, connect, database, options};
 use crate::postgres::testing::TestDatabase;
+use crate::postgres::tests::fixture::{Clock, database, options};
 
 /// Epochs begin above this, so that none of a test's made-up ones is anybody's.
 const EPOCH_BASE: i64 = 1_000;

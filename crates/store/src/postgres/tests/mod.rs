@@ -8,7 +8,7 @@ pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
 mod proxy;
-mod rig;
+pub(crate) mod rig;
 mod start;
 mod stress;
 mod tls;

@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use conch_core::time::Timestamp;
 use conch_server::auth::glob::Glob;
 use conch_server::auth::grants::{Grant, Permission, RateLimit};
-use conch_server::auth::secret::SigningKey;
 use conch_server::auth::token::{Mint, TokenKey};
-use conch_server::config::{Config, Flags, StoreUrl};
+use conch_server::config::{Config, Flags};
+use conch_server::stores;
 
 /// How long a token is good that a command mints for itself.
 const OWN_TOKEN_TTL: Duration = Duration::from_secs(24 * 3600);
@@ -27,13 +27,6 @@ pub(crate) fn config_of_store(store: Option<&str>) -> Result<Config, String> {
     config(None, Flags { store: store.map(str::to_owned), ..Flags::default() })
 }
 
-/// The data directory.
-pub(crate) fn data_directory(config: &Config) -> PathBuf {
-    match &config.store {
-        StoreUrl::Sqlite(directory) => directory.clone(),
-    }
-}
-
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MintError {
@@ -47,8 +40,7 @@ pub(crate) enum MintError {
 
 /// A token signed with the configured key, or the data directory's development key.
 pub(crate) fn mint(config: &Config, mint: impl FnOnce(Timestamp) -> Mint) -> Result<String, MintError> {
-    let key = SigningKey::find(config.auth.configured(), &data_directory(config))
-        .map_err(|error| MintError::Key(error.to_string()))?;
+    let key = stores::find_signing_key(config).map_err(|error| MintError::Key(error.to_string()))?;
     let key = TokenKey::new(&key.secret).map_err(|error| MintError::Key(error.to_string()))?;
     let now = now();
     key.mint(&mint(now), now).map_err(|error| MintError::Claim(error.to_string()))

@@ -1,40 +1,37 @@
 //! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
 //!
 //! Start: load the key, lock and open the store, bind the listeners, register the lease, then be ready. Stop: be ready no
-//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
+//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row aport.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conch_store::Store;
-use conch_store::sqlite::{self, SqliteStore};
 use tokio::sync::watch;
 
 use crate::auth::origin::OriginPolicy;
-use crate::auth::secret::{Mode, NotLoopback, SecretError, SigningKey, may_bind};
+use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
 use crate::cluster::nodes::Nodes;
-use crate::config::{Config, StoreUrl};
+use crate::config::Config;
 use crate::cursors::Cursors;
 use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
 use crate::link::notices::Notices;
-use crate::link::{Link, NoLink};
+use crate::link::port::{LinkOpenError, LinkPort, OpenLink};
+use crate::link::service::NodeService;
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
 use crate::router::{Parts, Router};
 use crate::runtime;
+use crate::stores::{self, OpenStoreError};
 use crate::turn::agents::InvalidAgents;
-
-/// How long a predecessor may take to vanish after it was killed.
-const PREDECESSOR_EXIT: Duration = Duration::from_millis(500);
 
 /// Time between two signs of progress; a small part of the least `limits.wedged_ms` counts as busy.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -42,12 +39,9 @@ const PROGRESS: Duration = Duration::from_millis(100);
 /// Why a node does not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The data directory or its database.
+    /// The store, or the key that it needs.
     #[error(transparent)]
-    Store(#[from] sqlite::OpenError),
-    /// The key of tokens.
-    #[error(transparent)]
-    Secret(#[from] SecretError),
+    Store(#[from] OpenStoreError),
     /// The key of tokens is not usable.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -65,6 +59,9 @@ pub enum ServeError {
         /// Why not.
         source: std::io::Error,
     },
+    /// The link.
+    #[error(transparent)]
+    Link(#[from] LinkOpenError),
     /// An agent of the configuration.
     #[error(transparent)]
     Agents(#[from] InvalidAgents),
@@ -105,13 +102,25 @@ pub async fn run(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
-    let StoreUrl::Sqlite(directory) = config.store.clone();
-    let agents = Arc::new(config.agents()?);
-    let key = SigningKey::load(config.auth.configured(), &directory, fresh_secret)?;
+    let key = stores::signing_key(&config, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
-    let store = open_store(directory, &config).await?;
+    let store = stores::open(&config, &key).await?;
+    run_on(store, key, config, started, stop).await
+}
 
+/// As [`run`], on a store that is open already.
+///
+/// # Errors
+/// As [`ServeError`] lists.
+pub async fn run_on(
+    store: Arc<dyn Store>,
+    key: SigningKey,
+    config: Config,
+    started: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<Ended, ServeError> {
+    let agents = Arc::new(config.agents()?);
     let listener = Listener::bind(config.listen).await?;
     let metrics = Arc::new(Metrics::new());
     let readiness = Readiness::new();
@@ -139,20 +148,26 @@ pub async fn run(
         events: Events::new(Arc::clone(&seams.clock)),
         seams,
     });
-    let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;
+    let port = LinkPort::bind(&config, &key, &node).await?;
+    let mut lease = heartbeat::start(&node, port.advertised.clone()).await.map_err(ServeError::Register)?;
     let people = People::new(Arc::clone(&node));
-    let link: Arc<dyn Link> = Arc::new(NoLink);
-    let notices = Notices::start(Arc::clone(&node), Arc::clone(&link));
+    let notices = Notices::start(Arc::clone(&node), Arc::clone(&port.link));
     let publishing = (people.clone(), notices.clone());
     let on_published = Arc::new(move |conversation: &_, seq| {
         publishing.0.published(conversation);
         publishing.1.published(conversation, seq);
     });
-    let router = Router::start(Arc::clone(&node), Parts { agents: Arc::clone(&agents), on_published, link });
-    node.seams.spawn("membership", membership::run(Arc::clone(&node), router.clone(), None));
+    let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
+    let router = Router::start(Arc::clone(&node), parts);
+    let hubs = Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits());
+    let watching = membership::run(Arc::clone(&node), router.clone(), port.evidence());
+    node.seams.spawn("membership", watching);
+    let service =
+        NodeService { node: Arc::clone(&node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
+    let open = port.serve(Arc::new(service));
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let gateway = Gateway::new(Components {
-        hubs: Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits()),
+        hubs,
         router: router.clone(),
         people,
         notices,
@@ -179,7 +194,8 @@ pub async fn run(
         }
         LeaseState::Held => {
             readiness.advance(ReadinessState::Draining);
-            Ok(shut_down(&node, &gateway, &router, Duration::from_millis(config.limits.drain_ms)).await)
+            let limit = Duration::from_millis(config.limits.drain_ms);
+            Ok(shut_down(&node, &gateway, &router, open, limit).await)
         }
     };
     // The heart beats until everything is released.
@@ -202,37 +218,31 @@ async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receive
     }
 }
 
-async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, limit: Duration) -> Ended {
-    gateway.shut_down();
+/// Takes the node down in order, within `limit`. Where others go on, its conversations go to them first, then its clients,
+/// and what comes meanwhile is passed on; so nobody is refused.
+async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, open: OpenLink, limit: Duration) -> Ended {
     let in_order = async {
+        if !node.nodes.takers(node.me, node.seams.now()).is_empty() {
+            if let Err(error) = node.store.set_draining(node.me).await {
+                tracing::warn!(%error, "the others are not told that this node drains");
+            }
+            router.drain(limit / 2).await;
+            let window = Duration::from_millis(gateway.reconnect_jitter_ms());
+            gateway.send_away(window.min(limit / 4)).await;
+        }
+        gateway.shut_down();
         router.shut_down().await;
         gateway.drained().await;
         if let Err(error) = node.store.deregister(node.me).await {
             tracing::warn!(%error, "the node's row stays until it expires");
         }
+        open.close().await;
     };
     if tokio::time::timeout(limit, in_order).await.is_err() {
         tracing::warn!(limit_ms = limit.as_millis(), "the shutdown took too long; what is left is left to the fence");
         return Ended::OutOfTime;
     }
     Ended::InOrder
-}
-
-/// Opens the store. A predecessor that was killed a moment ago may still be on its way out, so a directory in use is tried
-/// again for a short while before it is refused.
-async fn open_store(directory: PathBuf, config: &Config) -> Result<Arc<dyn Store>, ServeError> {
-    let give_up = tokio::time::Instant::now() + PREDECESSOR_EXIT;
-    loop {
-        let (directory, options) = (directory.clone(), sqlite::Options::new(config.node.clone()));
-        let opened = tokio::task::spawn_blocking(move || SqliteStore::open(&directory, options)).await;
-        match opened.expect("opening a store does not panic") {
-            Ok(store) => return Ok(Arc::new(store)),
-            Err(sqlite::OpenError::InUse { .. }) if tokio::time::Instant::now() < give_up => {
-                tokio::time::sleep(PREDECESSOR_EXIT / 50).await;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// The runtime proves now and then that it runs tasks.

@@ -60,7 +60,7 @@ pub(crate) async fn expel(args: &ExpelArgs, output: &Output) -> Result<(), Failu
     let dead = args.incarnation;
     let config = local::config_of_store(args.store.store.as_deref()).map_err(Failure::usage)?;
     let other = |error: &dyn std::fmt::Display| Failure::other(error.to_string());
-    let leases = stores::open_leases(&config.store, config.node.clone()).await.map_err(|error| other(&error))?;
+    let leases = stores::open_leases(&config).await.map_err(|error| other(&error))?;
     let expelled = leases.expel(dead).await.map_err(|error| other(&error))?;
     output.result(&json!({"incarnation": dead.to_string(), "expelled": expelled}), || match expelled {
         true => format!("{dead} is declared dead: what it owned may be claimed at once"),

@@ -138,6 +138,14 @@ impl SigningKey {
         Ok(Self { secret, mode: Mode::Development })
     }
 
+    /// The configured key; `None`: there is none.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn configured(configured: Configured<'_>) -> Result<Option<Self>, SecretError> {
+        configured.read()
+    }
+
     /// The key for a command line on the same machine: as [`SigningKey::load`], but nothing is created.
     ///
     /// # Errors

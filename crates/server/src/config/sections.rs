@@ -41,9 +41,11 @@ section! {
         /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where the records are.
-        store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR");
+        store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR or postgres://USER@HOST/DATABASE");
     }
     nested {
+        /// The connections to PostgreSQL.
+        postgres: Postgres;
         /// The node's lease.
         lease: LeaseConfig;
         /// What is at most accepted, held or waited for.
@@ -64,6 +66,18 @@ section! {
         agents: Agents;
         /// What is logged, and how.
         log: Log;
+    }
+}
+
+section! {
+    /// The connections to PostgreSQL, where `store` is one.
+    Postgres, "postgres." {
+        /// Connections that carry appends.
+        writers: usize = 4, Range(1, 64);
+        /// Connections that carry reads, claims and the rest. Leases have connections of their own.
+        pool: usize = 8, Range(1, 256);
+        /// Milliseconds for which a start waits for a server that cannot be reached.
+        connect_patience_ms: u64 = 10_000, Range(0, 10 * MINUTE_MS);
     }
 }
 
@@ -142,6 +156,11 @@ section! {
         known_owners: usize = 65_536, Range(16, 10_000_000);
         /// Ownership claims under way at once.
         claims: usize = 64, Range(1, 10_000);
+        /// Ownership claims a second that nobody waits for (for those who only watch); claims of waiting senders and of due work
+        /// are not counted.
+        claims_per_s: u32 = 500, Range(1, 100_000);
+        /// Of these at once.
+        claims_burst: u32 = 100, Range(1, 100_000);
         /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.
         route_ms: u64 = 5_000, Range(100, MINUTE_MS);
         /// Frames that may wait for one follower; over it the follower is dropped and comes back.
@@ -206,8 +225,8 @@ section! {
 section! {
     /// How records reach many sockets.
     Fanout, "fanout." {
-        /// Connected sessions of a conversation from which on its presence is a count.
-        presence_count_from: usize = 1_000, Range(1, 10_000_000);
+        /// Connected sessions of a conversation, over all nodes, from which on its presence is a count. The same on all nodes.
+        presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
     }
@@ -317,6 +336,7 @@ section! {
 pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
     [
         Config::FIELDS,
+        Postgres::FIELDS,
         LeaseConfig::FIELDS,
         Limits::FIELDS,
         Hibernation::FIELDS,
@@ -336,6 +356,7 @@ impl Config {
     /// Every number with the key it has, for the range check.
     pub(super) fn all_numbers(&self) -> Vec<(String, &'static super::field::Field, u64)> {
         let sections = [
+            self.postgres.numbers(),
             self.lease.numbers(),
             self.limits.numbers(),
             self.hibernation.numbers(),

@@ -27,6 +27,48 @@ impl Setting for AgentKind {}
 pub enum StoreUrl {
     /// An embedded database in this directory, for one node.
     Sqlite(PathBuf),
+    /// A PostgreSQL database, for any number of nodes.
+    Postgres(PostgresUrl),
+}
+
+/// The URL of a PostgreSQL database, which may hold a password. Its parts are checked where it is opened.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PostgresUrl(String);
+
+impl PostgresUrl {
+    /// The URL as it was given.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PostgresUrl {
+    /// Everything but the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (scheme, rest) = self.0.split_once("://").unwrap_or(("postgres", &self.0));
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
+        write!(f, "{scheme}://")?;
+        if let Some(user) = user {
+            let name = user.split(':').next().unwrap_or_default();
+            let hidden = if user.contains(':') { ":***" } else { "" };
+            write!(f, "{name}{hidden}@")?;
+        }
+        f.write_str(place)?;
+        let parameters = query.into_iter().flat_map(|query| query.split('&'));
+        for (index, parameter) in parameters.enumerate() {
+            let shown = if parameter.starts_with("password=") { "password=***" } else { parameter };
+            write!(f, "{}{shown}", if index == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for PostgresUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl FromStr for StoreUrl {
@@ -37,11 +79,14 @@ impl FromStr for StoreUrl {
             Some("") => Err("sqlite: needs a directory, such as sqlite:./conch-data".to_owned()),
             Some(directory) if directory.contains('\0') => Err("a directory's name has no NUL byte".to_owned()),
             Some(directory) => Ok(Self::Sqlite(directory.into())),
+            None if text.starts_with("postgres://") || text.starts_with("postgresql://") => {
+                Ok(Self::Postgres(PostgresUrl(text.to_owned())))
+            }
             None if matches!(scheme, "postgres" | "postgresql") => {
-                Err("a postgres:// store is not built yet; use sqlite:DIR".to_owned())
+                Err("must be postgres://USER@HOST/DATABASE".to_owned())
             }
             // The text itself is not repeated: a URL may hold a password.
-            None => Err("must be sqlite:DIR, such as sqlite:./conch-data".to_owned()),
+            None => Err("must be sqlite:DIR, such as sqlite:./conch-data, or postgres://USER@HOST/DATABASE".to_owned()),
         }
     }
 }
@@ -50,6 +95,7 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(directory) => write!(f, "sqlite:{}", directory.display()),
+            Self::Postgres(url) => url.fmt(f),
         }
     }
 }
@@ -176,12 +222,28 @@ mod tests {
     fn stores_are_named_by_url() {
         assert_eq!("sqlite:/var/lib/conch".parse(), Ok(StoreUrl::Sqlite("/var/lib/conch".into())));
         let refused = |text: &str| text.parse::<StoreUrl>().expect_err("must be refused");
-        assert!(refused("postgres://u:hush@h/db").contains("not built yet"));
-        assert!(refused("postgresql://h/db").contains("not built yet"));
+        for text in ["postgres:/h/d", "postgres:", "postgresql"] {
+            assert!(refused(text).contains("must be postgres://USER@HOST/DATABASE"), "{text}");
+        }
         assert!(refused("sqlite:").contains("needs a directory"));
         for text in ["", "mysql://u:hush@h", "./conch-data"] {
             assert!(refused(text).contains("must be sqlite:DIR"), "{text}");
             assert!(!refused(text).contains("hush"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_database_is_shown_without_its_password() {
+        for (text, shown) in [
+            ("postgres://h/d", "postgres://h/d"),
+            ("postgresql://u@h:1,i:2/d", "postgresql://u@h:1,i:2/d"),
+            ("postgres://u:hush@h/d?sslmode=require", "postgres://u:***@h/d?sslmode=require"),
+            ("postgres://u:hu@sh@h/d", "postgres://u:***@h/d"),
+            ("postgres:///d?host=/tmp&password=hush&user=u", "postgres:///d?host=/tmp&password=***&user=u"),
+        ] {
+            let url: StoreUrl = text.parse().expect("a URL");
+            assert_eq!(url.to_string(), shown);
+            assert!(!format!("{url:?}").contains("hush"));
         }
     }
 }

@@ -69,7 +69,7 @@ impl Listener {
             // Both branches are cancel safe.
             let accepted = tokio::select! {
                 biased;
-                () = shutdown.begun() => return,
+                () = shutdown.at_last() => return,
                 accepted = self.listener.accept() => accepted,
             };
             let (stream, peer) = match accepted {
@@ -138,7 +138,7 @@ async fn serve_connection(
     // Both branches are cancel safe: the connection is pinned outside.
     tokio::select! {
         ended = &mut serving => ended,
-        () = shutdown.begun() => {
+        () = shutdown.at_last() => {
             serving.as_mut().graceful_shutdown();
             // Requests under way are answered; a peer that does not take its answer is left behind.
             let limit = Duration::from_millis(limits.request_timeout_ms);

@@ -36,6 +36,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
+use conch_core::time::Monotonic;
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
@@ -53,6 +54,7 @@ use crate::metrics::Queue;
 use crate::node::Node;
 use crate::people::People;
 use crate::router::{Router, draining};
+use crate::seams::Seams;
 use crate::turn::agents::Agents;
 use errors::HttpError;
 pub use listener::{ListenError, Listener};
@@ -161,12 +163,22 @@ pub(crate) struct Shutdown {
     seams: Seams,
     /// When this connection is told to go, once the node leaves.
     turn: Option<Monotonic>,
+    told: bool,
 }
 
 impl Shutdown {
     /// Completes once, when this connection has to go: stock clients come back at once, so the server spreads them. Cancel
     /// safe.
     pub(crate) async fn begun(&mut self) {
+        if !self.told {
+            self.turn_comes().await;
+            self.told = true;
+            return;
+        }
+        std::future::pending().await
+    }
+
+    async fn turn_comes(&mut self) {
         loop {
             match *self.phase.borrow_and_update() {
                 Phase::ShuttingDown => return,
@@ -308,7 +320,7 @@ impl Gateway {
 
     pub(crate) fn shutdown(&self) -> Shutdown {
         let (phase, seams) = (self.shared.shutdown.subscribe(), self.node().seams.clone());
-        Shutdown { phase, seams, turn: None }
+        Shutdown { phase, seams, turn: None, told: false }
     }
 
     /// Tells sockets and streams to go, each at a random moment within `window`, and returns when they have had it. Everything
@@ -321,12 +333,6 @@ impl Gateway {
         while anybody() && self.node().seams.now() < until {
             self.node().seams.sleep(std::time::Duration::from_millis(20)).await;
         }
-    }
-
-    /// The window that spreads the return of those who are connected; see [`Gateway::reconnect_window_ms`].
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.shared.sockets.load(Ordering::Relaxed) + self.shared.streams.load(Ordering::Relaxed)
     }
 
     /// Tells every connection to end: sockets close with 1012, streams send `reconnect`.

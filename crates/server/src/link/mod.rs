@@ -15,6 +15,7 @@ mod inbox;
 mod listener;
 pub mod notices;
 mod outbox;
+pub mod port;
 mod served;
 pub mod service;
 mod settings;

@@ -1,5 +1,6 @@
 //! Runs nodes in this process and speaks to them as clients do. Everything waits for a condition with a deadline.
 
+mod cluster;
 mod http;
 mod logs;
 mod sse;
@@ -15,10 +16,12 @@ use conch_server::auth::secret::{DEVELOPMENT_SECRET_FILE, Mode};
 use conch_server::auth::token::{Mint, TokenKey};
 use conch_server::config::{Config, Secret, StoreUrl};
 use conch_server::serve::{self, ServeError, Started};
+use conch_server::stores::OpenStoreError;
 use conch_store::sqlite::OpenError;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
+pub(crate) use cluster::Cluster;
 pub(crate) use http::{Answer, Client, Raw};
 pub(crate) use logs::captured_logs;
 pub(crate) use sse::{Event, Stream};
@@ -101,7 +104,8 @@ impl Node {
             match run(config.clone()).await {
                 Ok(running) => break running,
                 // What a node leaves behind when it ends (threads of its store) may take a moment to go.
-                Err(ServeError::Store(OpenError::InUse { .. })) if begun.elapsed() < PATIENCE => {}
+                Err(ServeError::Store(OpenStoreError::Sqlite(OpenError::InUse { .. })))
+                    if begun.elapsed() < PATIENCE => {}
                 Err(error) => panic!("the node did not start: {error}"),
             }
         };

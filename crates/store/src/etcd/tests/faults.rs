@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use conch_core::ids::{ConvRef, Incarnation};
+
 use super::super::EtcdStore;
 use super::super::testing::TestCluster;
 use super::proxy::Proxy;
@@ -10,7 +12,7 @@ use crate::postgres::tests::fixture::{Clock, database, options};
 use crate::postgres::tests::rig::{
     A, B, GAP, append, batch, claim, create, register, registration, seqs, take, until, write,
 };
-use crate::{AppendOutcome, ClaimOutcome, ClaimRequest, LeaseStore, LogStore, StoreError};
+use crate::{AppendOutcome, Armed, ClaimOutcome, ClaimRequest, LeaseStore, LogStore, StoreError};
 
 /// etcd counts whole seconds, and grants no less than two.
 const TTL: Duration = Duration::from_secs(3);
@@ -22,6 +24,15 @@ const STOPPED: Duration = Duration::from_secs(10);
 async fn store(etcd: &str) -> (EtcdStore, TestDatabase<'static>) {
     let (database, _) = database(Clock::Real).await;
     (EtcdStore::open(etcd, &database.url(), options("a")).await.expect("opens"), database)
+}
+
+/// The first claim, with the margin of so short a lease.
+async fn take_at_once(store: &EtcdStore, conversation: &ConvRef, me: Incarnation) -> Armed {
+    let request = ClaimRequest { margin: MARGIN, ..claim(conversation, me, None) };
+    match store.claim(&request).await.expect("answers") {
+        ClaimOutcome::Won(armed) => armed,
+        ClaimOutcome::Lost => panic!("a first claim was lost"),
+    }
 }
 
 /// As the heartbeat does: a beat is given up after a beat. The moment until which the node may act, if it was renewed.
@@ -42,7 +53,7 @@ async fn a_stopped_leader_leads_to_one_owner_and_a_whole_log() {
     let new = EtcdStore::open(&etcd.url(), &database.url(), options("b")).await.expect("opens");
     old.register(&registration(A, None), TTL).await.expect("registers");
     let conversation = create(&old, "c").await;
-    let mut reign = take(&old, &conversation, A, None).await;
+    let mut reign = take_at_once(&old, &conversation, A).await;
     let leader = etcd.leader();
     etcd.pause(leader);
     let (stopped, mut valid_until, mut number) = (Instant::now(), Instant::now() + TTL - MARGIN, 0);
@@ -122,7 +133,7 @@ async fn a_lease_that_ran_out_is_gone_without_a_declaration() {
     store.register(&registration(A, None), TTL).await.expect("registers");
     register(&other, B).await;
     let conversation = create(&store, "c").await;
-    let reign = take(&store, &conversation, A, None).await;
+    let reign = take_at_once(&store, &conversation, A).await;
     let request = ClaimRequest { margin: MARGIN, ..claim(&conversation, B, Some((reign.epoch, Some(A)))) };
     assert_eq!(other.claim(&request).await, Ok(ClaimOutcome::Lost), "its owner lives");
     until("etcd ends it", || async { matches!(other.claim(&request).await, Ok(ClaimOutcome::Won(_))) }).await;
@@ -140,7 +151,7 @@ async fn an_owner_cut_off_from_etcd_is_fenced_after_the_takeover() {
     old.register(&registration(A, None), TTL).await.expect("registers");
     register(&new, B).await;
     let conversation = create(&old, "c").await;
-    let mut reign = take(&old, &conversation, A, None).await;
+    let mut reign = take_at_once(&old, &conversation, A).await;
     write(&old, &conversation, A, &mut reign, "k1").await;
     proxy.cut();
     assert!(old.renew(A, TTL).await.is_err());

@@ -153,7 +153,10 @@ impl Leases {
         let me = registration.incarnation;
         let sent = Instant::now();
         // A grant whose answer is lost runs out by itself.
-        let asked = json!({"TTL": whole_seconds(ttl).to_string(), "ID": "0"});
+        let seconds_asked = whole_seconds(ttl);
+        #[cfg(test)]
+        let seconds_asked = self.clock.stretched(seconds_asked);
+        let asked = json!({"TTL": seconds_asked.to_string(), "ID": "0"});
         let granted = client.call(GRANT, &asked, Repeat::Harmless).await.map_err(CallError::of_read)?;
         let (lease, granted) = (wire::number(&granted, "ID")?, seconds(&granted)?);
         let value = NodeValue { registration: registration.clone(), draining: false };
@@ -170,7 +173,7 @@ impl Leases {
         self.remember(me, Own { lease, created, modified, draining: false, sent, granted });
         self.beats.lock().unwrap_or_else(PoisonError::into_inner).insert(me, Arc::default());
         #[cfg(test)]
-        self.clock.renewed(me);
+        self.clock.renewed(me, ttl);
         Ok(())
     }
 
@@ -204,7 +207,7 @@ impl Leases {
         }
         self.note(me, |own| (own.sent, own.granted) = (sent, granted));
         #[cfg(test)]
-        self.clock.renewed(me);
+        self.clock.renewed(me, ttl);
         Ok(Some(beat))
     }
 
@@ -330,7 +333,7 @@ impl Leases {
 
     #[cfg(test)]
     fn moved(&self, incarnation: Incarnation, ms: i64) -> i64 {
-        ms - self.clock.since_renewal(incarnation)
+        self.clock.left(incarnation).unwrap_or(ms)
     }
 
     #[cfg(not(test))]
@@ -341,8 +344,10 @@ impl Leases {
 
     #[cfg(test)]
     pub(super) fn own_has_more_than(&self, me: Incarnation, own: &Own, margin: Duration) -> bool {
-        let moved = Duration::from_millis(u64::try_from(self.clock.since_renewal(me)).unwrap_or(0));
-        own.has_more_than(margin + moved)
+        match self.clock.left(me) {
+            Some(ms) => u128::try_from(ms).is_ok_and(|ms| ms > margin.as_millis()),
+            None => own.has_more_than(margin),
+        }
     }
 
     /// Revokes a node's lease, if its key is as `judge` wants it. False: it is not, or there is none.

@@ -1,10 +1,12 @@
 //! A fresh database beside a shared etcd, with a clock that the test moves.
 //!
-//! etcd's clock cannot be moved: what a test lets pass is taken off the time that etcd says is left of a lease, until the
-//! lease is renewed. So a lease can have run out without being gone, as in the moments before etcd ends it.
+//! etcd's clock cannot be moved, and goes on while a test runs: here leases are granted for much longer than was asked, and
+//! what is left of them is counted on a clock that stands still until it is moved. So a lease can have run out without being
+//! gone, as in the moments before etcd ends it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conch_core::ids::Incarnation;
@@ -19,27 +21,55 @@ use crate::postgres::tests::fixture::{Clock, database, options};
 /// Epochs begin above this, so that none of a test's made-up ones is anybody's.
 const EPOCH_BASE: i64 = 1_000;
 
-/// How far a test moved the clock, and where it stood at each renewal.
+/// So many times longer than asked a lease is granted while the clock stands still.
+const STRETCH: u64 = 40;
+
+/// The clock of a store under test: the real one, until a fixture takes hold of it.
 #[derive(Debug, Default)]
 pub(in crate::etcd) struct MovedClock {
-    moved: Mutex<(i64, BTreeMap<Incarnation, i64>)>,
+    held: Mutex<Option<Held>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    now_ms: i64,
+    /// By the node: when its lease ends.
+    ends_ms: BTreeMap<Incarnation, i64>,
 }
 
 impl MovedClock {
-    /// Milliseconds that a test let pass since this node's last renewal, or its registration.
-    pub(in crate::etcd) fn since_renewal(&self, incarnation: Incarnation) -> i64 {
-        let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
-        moved.0 - moved.1.get(&incarnation).copied().unwrap_or(0)
+    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::etcd) fn renewed(&self, incarnation: Incarnation) {
-        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = moved.0;
-        moved.1.insert(incarnation, now);
+    /// Stands still from here on.
+    fn hold(&self) {
+        *self.lock() = Some(Held::default());
     }
 
     fn pass(&self, ms: i64) {
-        self.moved.lock().unwrap_or_else(PoisonError::into_inner).0 += ms;
+        if let Some(held) = self.lock().as_mut() {
+            held.now_ms += ms;
+        }
+    }
+
+    /// The seconds to ask etcd for.
+    pub(in crate::etcd) fn stretched(&self, seconds: u64) -> u64 {
+        if self.lock().is_some() { seconds * STRETCH } else { seconds }
+    }
+
+    pub(in crate::etcd) fn renewed(&self, incarnation: Incarnation, ttl: Duration) {
+        if let Some(held) = self.lock().as_mut() {
+            let ttl_ms = i64::try_from(ttl.as_millis()).expect("tests use short leases");
+            held.ends_ms.insert(incarnation, held.now_ms + ttl_ms);
+        }
+    }
+
+    /// Milliseconds to the end of a node's lease; `None`: etcd's clock counts.
+    pub(in crate::etcd) fn left(&self, incarnation: Incarnation) -> Option<i64> {
+        let held = self.lock();
+        let held = held.as_ref()?;
+        held.ends_ms.get(&incarnation).map(|end| end - held.now_ms)
     }
 }
 
@@ -62,6 +92,7 @@ impl EtcdFixture {
         client.execute("UPDATE cluster_meta SET epoch_base = $1", &[&EPOCH_BASE]).await.expect("the base is set");
         let etcd = TestCluster::shared().url();
         let store = EtcdStore::open_with(&etcd, &database.url(), options("n1"), guards).await.expect("opens");
+        store.inner.leases.clock.hold();
         Self { store, client, _database: database, generations: Mutex::new(0) }
     }
 }

@@ -80,6 +80,9 @@ pub(crate) struct ServeArgs {
     /// The store, `sqlite:DIRECTORY` [env: CONCH_STORE] [default: sqlite:./conch-data].
     #[arg(long)]
     pub(crate) store: Option<String>,
+    /// Where ownership is kept: `postgres` (beside the records) or `etcd://HOST:PORT,…` [env: CONCH_LEASES] [default: postgres].
+    #[arg(long, value_name = "postgres|etcd://…")]
+    pub(crate) leases: Option<String>,
     /// A TOML file.
     #[arg(long, env = "CONCH_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

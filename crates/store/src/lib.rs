@@ -8,10 +8,12 @@
 
 pub mod conformance;
 mod error;
+pub mod etcd;
 pub mod faulty;
 mod lease;
 mod log;
 pub mod memory;
+mod own_thread;
 pub mod postgres;
 pub mod sqlite;
 

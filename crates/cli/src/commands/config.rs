@@ -50,6 +50,7 @@ pub(super) fn flags(args: &ServeArgs) -> Flags {
         link_listen: args.link_listen.clone(),
         link_advertise: args.link_advertise.clone(),
         store: args.store.clone(),
+        leases: args.leases.clone(),
         log_format: args.log_format.clone(),
         log_level: args.log_level.clone(),
         set: args.set.clone(),

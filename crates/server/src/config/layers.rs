@@ -104,6 +104,8 @@ pub struct Flags {
     pub link_advertise: Option<String>,
     /// `--store`
     pub store: Option<String>,
+    /// `--leases`
+    pub leases: Option<String>,
     /// `--log-format`
     pub log_format: Option<String>,
     /// `--log-level`
@@ -213,6 +215,7 @@ pub(super) fn read_flags(flags: Flags, into: &mut Layers) -> Result<(), ConfigEr
         ("link-listen", "link_listen", flags.link_listen),
         ("link-advertise", "link_advertise", flags.link_advertise),
         ("store", "store", flags.store),
+        ("leases", "leases", flags.leases),
         ("log-format", "log.format", flags.log_format),
         ("log-level", "log.level", flags.log_level),
     ];

@@ -19,7 +19,7 @@ pub use reference::reference;
 pub use sections::{
     Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
 };
-pub use values::{AgentKind, LinkAddr, LogFormat, LogLevel, StoreUrl};
+pub use values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 
 use crate::auth::secret::SECRET_MIN_BYTES;
 use field::Allowed;
@@ -77,7 +77,17 @@ impl Config {
         }
         self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
         self.check_auth()?;
+        self.check_leases()?;
         self.check_link()
+    }
+
+    fn check_leases(&self) -> Result<(), ConfigError> {
+        match (&self.leases, &self.store) {
+            (LeasesUrl::Etcd(_), StoreUrl::Sqlite(_)) => Err(ConfigError::Ratio(
+                "leases is an etcd:// URL, which needs a postgres:// store; store is sqlite:DIR".to_owned(),
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn check_link(&self) -> Result<(), ConfigError> {

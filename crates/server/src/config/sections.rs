@@ -11,7 +11,7 @@ use conch_core::lease::LeaseTiming;
 
 use super::field::Allowed::{Range, Text};
 use super::field::section;
-use super::values::{AgentKind, LinkAddr, LogFormat, LogLevel, StoreUrl};
+use super::values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 use crate::auth::origin::AllowedOrigin;
 use crate::auth::secret::{Configured, Secret};
 
@@ -42,6 +42,8 @@ section! {
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where the records are.
         store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR or postgres://USER@HOST/DATABASE");
+        /// Where ownership is kept: beside the records, or in an etcd cluster. All nodes of a database must agree; etcd needs a postgres:// store and counts leases in whole seconds.
+        leases: LeasesUrl = LeasesUrl::Postgres, Text("postgres or etcd://HOST:PORT,HOST:PORT,HOST:PORT");
     }
     nested {
         /// The connections to PostgreSQL.

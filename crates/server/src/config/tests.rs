@@ -80,6 +80,9 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
         ("node = 'a/b'\n", "conch.toml:1: node: node: may hold only A-Z a-z 0-9 . _ -"),
         ("listen = 'localhost'\n", "conch.toml:1: listen: invalid socket address syntax (allowed: ADDRESS:PORT)"),
         ("store = 'postgres:u:hush@h/d'\n", "conch.toml:1: store: must be postgres://USER@HOST/DATABASE"),
+        ("leases = 'consul'\n", "conch.toml:1: leases: must be postgres, or etcd://HOST:PORT"),
+        ("leases = 'etcd://a:0'\n", "conch.toml:1: leases: the leases' URL: port: \"0\" of \"a\""),
+        ("leases = 'etcd://u:hush@a'\n", "conch.toml:1: leases: the leases' URL: user: names and passwords"),
         ("[agents.demo]\nkind = 'model'\n", "conch.toml:2: agents.demo.kind: unknown variant `model`"),
         ("[agents.\"a b\"]\nkind = 'demo'\n", "agent: may hold only"),
         ("[log]\nlevel = 'loud'\n", "conch.toml:2: log.level: unknown variant `loud`"),
@@ -164,6 +167,7 @@ fn ratios_are_checked() {
         ),
         (&["link_listen=127.0.0.1:4001"], "ops_listen and link_listen must differ; both are 127.0.0.1:4001"),
         (&["link_advertise=h:1"], "link_advertise is set without link_listen"),
+        (&["leases=etcd://a:1"], "leases is an etcd:// URL, which needs a postgres:// store"),
         (
             &["link_listen=0.0.0.0:4002"],
             "link_listen is 0.0.0.0:4002, which other nodes cannot dial: set link_advertise",

@@ -15,6 +15,7 @@ impl Setting for conch_core::ids::Region {}
 impl Setting for std::net::SocketAddr {}
 impl Setting for PathBuf {}
 impl Setting for StoreUrl {}
+impl Setting for LeasesUrl {}
 impl Setting for Secret {}
 impl Setting for AllowedOrigin {}
 impl Setting for LinkAddr {}
@@ -107,6 +108,50 @@ impl Serialize for StoreUrl {
 }
 
 impl<'de> Deserialize<'de> for StoreUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Where the ownership leases are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum LeasesUrl {
+    /// Beside the records.
+    #[default]
+    Postgres,
+    /// In this etcd cluster, `etcd://HOST:PORT,…`; its parts are checked.
+    Etcd(String),
+}
+
+impl FromStr for LeasesUrl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "postgres" {
+            return Ok(Self::Postgres);
+        }
+        if !text.starts_with("etcd:") {
+            return Err("must be postgres, or etcd://HOST:PORT,HOST:PORT,HOST:PORT".to_owned());
+        }
+        conch_store::etcd::check_url(text).map(|()| Self::Etcd(text.to_owned()))
+    }
+}
+
+impl fmt::Display for LeasesUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Postgres => f.write_str("postgres"),
+            Self::Etcd(url) => f.write_str(url),
+        }
+    }
+}
+
+impl Serialize for LeasesUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for LeasesUrl {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }

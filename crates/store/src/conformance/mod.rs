@@ -49,6 +49,34 @@ pub trait Fixture: Send + Sync {
     async fn raise_generation(&self) -> bool {
         false
     }
+
+    /// How this backend's epochs follow each other.
+    fn epochs(&self) -> Epochs {
+        Epochs::Consecutive
+    }
+
+    /// What becomes of a claim against an owner that is registered, which nobody should make.
+    fn steals(&self) -> Steals {
+        Steals::Granted
+    }
+}
+
+/// How the epochs of a conversation follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Epochs {
+    /// From the generation's first one on, by one; a new generation skips a million.
+    Consecutive,
+    /// Each is above the one before.
+    Rising,
+}
+
+/// What becomes of a claim against a registered owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steals {
+    /// It wins, and the fence makes that harmless.
+    Granted,
+    /// It is lost.
+    Refused,
 }
 
 /// A sentence of the contract that does not hold.

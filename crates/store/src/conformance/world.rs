@@ -10,7 +10,7 @@ use conch_core::ids::{ConvRef, ConversationId, Epoch, Generation, Incarnation, S
 use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::time::Timestamp;
 
-use super::{Fixture, Verdict, Violation, check};
+use super::{Epochs, Fixture, Verdict, Violation, check};
 use crate::{
     AppendOutcome, Armed, Batch, ClaimOutcome, ClaimRequest, Created, Direction, DueChange, Duplicate, Head, Held,
     NewConversation, Page, RangeQuery, Registration, Store,
@@ -64,6 +64,14 @@ impl<'a> World<'a> {
         let registration = registration(number);
         self.store.register(&registration, TTL).await?;
         Ok(registration.incarnation)
+    }
+
+    /// Does a reign with the epoch `next` follow one with the epoch `before`, so many epochs later?
+    pub(super) fn follows(&self, before: Epoch, next: Epoch, by: u64) -> bool {
+        match self.fixture.epochs() {
+            Epochs::Consecutive => next.0 == before.0 + by,
+            Epochs::Rising => next > before,
+        }
     }
 
     /// Creates a channel with the member alice.

@@ -73,6 +73,15 @@ pub async fn switch_leases(database: &str, options: &Options) -> Result<(), Open
     )))
 }
 
+/// The database's own name, which its tables were written under.
+///
+/// # Errors
+/// As [`OpenError`] lists.
+pub async fn system_id(database: &str, options: &Options) -> Result<String, OpenError> {
+    let (session, dialer) = open(database, options).await?;
+    Ok(start::system_ids(&session, dialer.place()).await?.0)
+}
+
 async fn open(database: &str, options: &Options) -> Result<(Session, Dialer), OpenError> {
     let dialer = Dialer::new(url::parse(database)?, options.node.to_string());
     let session = start::prepare(&dialer, options).await?;

@@ -1,25 +1,18 @@
-//! The thread on which node leases are kept: its own runtime, its own connections.
+//! The node leases' own connections, on their own thread.
 //!
 //! Invariants: nothing that fills the caller's runtime or the pool delays a renewal; a renewal shares its connection only
 //! with other calls about its own row, and never waits behind a look at the other nodes; a lost connection is dialled
-//! again at the next call. Any executor may await an answer: it comes over a channel.
+//! again at the next call.
 //!
 //! Deliberately absent: retries. The heartbeat decides what a failed beat means.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-
-use tokio::sync::{mpsc, oneshot};
 
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
 use crate::StoreError;
-
-/// Most calls that wait for the thread.
-const QUEUE_MAX_CALLS: usize = 256;
-
-type Job = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+use crate::own_thread::{Effect, OwnThread};
 
 /// Which connection a call goes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,13 +23,6 @@ pub(super) enum Lane {
     Membership,
 }
 
-/// Whether a call whose answer was lost may have changed something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effect {
-    Read,
-    Write,
-}
-
 impl Effect {
     pub(super) fn judge(self, error: CallError) -> StoreError {
         match self {
@@ -44,19 +30,12 @@ impl Effect {
             Self::Write => error.of_write(),
         }
     }
-
-    pub(super) fn lost(self, what: &str) -> StoreError {
-        match self {
-            Self::Read => StoreError::Unavailable(what.to_owned()),
-            Self::Write => StoreError::Ambiguous(what.to_owned()),
-        }
-    }
 }
 
 /// The way to the thread. It ends when the last of these is dropped, and with it its connections.
 #[derive(Clone)]
 pub(super) struct LeaseThread {
-    jobs: mpsc::Sender<Job>,
+    thread: OwnThread,
     dialer: Arc<Dialer>,
     heartbeat: Arc<Slot>,
     membership: Arc<Slot>,
@@ -64,17 +43,9 @@ pub(super) struct LeaseThread {
 
 impl LeaseThread {
     pub(super) fn start(dialer: Arc<Dialer>) -> std::io::Result<Self> {
-        let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE_MAX_CALLS);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        std::thread::Builder::new().name("postgres-leases".to_owned()).spawn(move || {
-            runtime.block_on(async move {
-                while let Some(job) = queue.recv().await {
-                    tokio::spawn(job());
-                }
-            });
-        })?;
+        let thread = OwnThread::start("postgres-leases")?;
         let (heartbeat, membership) = (Arc::new(Slot::new("heartbeat")), Arc::new(Slot::new("membership")));
-        Ok(Self { jobs, dialer, heartbeat, membership })
+        Ok(Self { thread, dialer, heartbeat, membership })
     }
 
     pub(super) fn dialer(&self) -> &Arc<Dialer> {
@@ -107,16 +78,6 @@ impl LeaseThread {
         F: FnOnce() -> W + Send + 'static,
         W: Future<Output = Result<T, StoreError>> + Send,
     {
-        let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move || {
-            Box::pin(async move {
-                // The caller may be gone; what was done stands all the same.
-                let _ = answer.send(work().await);
-            })
-        });
-        if self.jobs.send(job).await.is_err() {
-            return Err(StoreError::Unavailable("the thread of the node leases has ended".to_owned()));
-        }
-        answered.await.unwrap_or_else(|_| Err(effect.lost("the thread of the node leases ended meanwhile")))
+        self.thread.run(effect, work).await
     }
 }

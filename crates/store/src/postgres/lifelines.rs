@@ -14,9 +14,10 @@ use conch_core::ids::Incarnation;
 use tokio::sync::oneshot;
 
 use super::error::CallError;
-use super::lease_thread::{Effect, LeaseThread};
+use super::lease_thread::LeaseThread;
 use super::rows::{self, Id, millis};
 use super::session::{Dialer, Session, not_dialled};
+use crate::own_thread::Effect;
 use crate::{HeldLifeline, Lifeline, Lifelines, LifelinesSeen, StoreError};
 
 /// An idle lifeline's session is asked for a sign of life this often, so that one whose server is gone is noticed.
@@ -40,6 +41,28 @@ impl PostgresLifelines {
         let observer = Observer { session: tokio::sync::Mutex::new(None), number: AtomicU64::new(0) };
         Self { thread, observer: Arc::new(observer) }
     }
+
+    /// Which of these are held; for lifelines that are listed in another store.
+    pub(super) async fn observe_among(&self, keys: Vec<Lifeline>) -> Result<LifelinesSeen, StoreError> {
+        self.look(Some(keys)).await
+    }
+
+    async fn look(&self, keys: Option<Vec<Lifeline>>) -> Result<LifelinesSeen, StoreError> {
+        let (dialer, observer) = (Arc::clone(self.thread.dialer()), Arc::clone(&self.observer));
+        self.thread.run(Effect::Read, move || async move { observer.observe(&dialer, keys).await }).await
+    }
+
+    /// Takes a lifeline on a session of its own, which ends when the answer is dropped. `None`: somebody holds it.
+    pub(super) async fn take(&self, key: Lifeline) -> Result<Option<Box<dyn Send + Sync>>, StoreError> {
+        let dialer = Arc::clone(self.thread.dialer());
+        let take = move || async move {
+            let session = dialer.dial("lifeline check").await.map_err(|error| not_dialled(&dialer, error))?;
+            let row = session.first("SELECT pg_try_advisory_lock($1)", &[&key.0]).await.map_err(CallError::of_read)?;
+            let taken = row.map(|row| rows::get(&row, 0, "pg_try_advisory_lock")).transpose()? == Some(true);
+            Ok(taken.then(|| Box::new(session) as Box<dyn Send + Sync>))
+        };
+        self.thread.run(Effect::Read, take).await
+    }
 }
 
 #[async_trait]
@@ -50,8 +73,7 @@ impl Lifelines for PostgresLifelines {
     }
 
     async fn observe(&self) -> Result<LifelinesSeen, StoreError> {
-        let (dialer, observer) = (Arc::clone(self.thread.dialer()), Arc::clone(&self.observer));
-        self.thread.run(Effect::Read, move || async move { observer.observe(&dialer).await }).await
+        self.look(None).await
     }
 }
 
@@ -94,7 +116,7 @@ async fn lock(session: &Session) -> Result<Lifeline, CallError> {
 }
 
 impl Observer {
-    async fn observe(&self, dialer: &Dialer) -> Result<LifelinesSeen, StoreError> {
+    async fn observe(&self, dialer: &Dialer, among: Option<Vec<Lifeline>>) -> Result<LifelinesSeen, StoreError> {
         let mut held = self.session.lock().await;
         let session = match held.as_ref().filter(|session| !session.is_closed()) {
             Some(session) => Arc::clone(session),
@@ -111,8 +133,10 @@ impl Observer {
         let sql = "SELECT k.key FROM (SELECT (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
                      WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
                        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) k
-                   WHERE EXISTS (SELECT 1 FROM node_lease n WHERE n.lifeline = k.key) ORDER BY k.key";
-        let found = session.query(sql, &[]).await.map_err(CallError::of_read)?;
+                   WHERE CASE WHEN $1::bigint[] IS NULL THEN EXISTS (SELECT 1 FROM node_lease n WHERE n.lifeline = k.key)
+                     ELSE k.key = ANY($1) END ORDER BY k.key";
+        let among = among.map(|keys| keys.into_iter().map(|key| key.0).collect::<Vec<i64>>());
+        let found = session.query(sql, &[&among]).await.map_err(CallError::of_read)?;
         let keys = found.iter().map(|row| rows::get(row, 0, "pg_locks").map(Lifeline));
         Ok(LifelinesSeen { observer, held: keys.collect::<Result<_, _>>()? })
     }

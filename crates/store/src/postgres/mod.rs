@@ -26,7 +26,7 @@ mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tls;
 mod url;
 mod verify;
@@ -38,14 +38,15 @@ use std::time::Duration;
 use conch_core::ids::NodeName;
 use tokio::runtime::Handle;
 
-pub use admin::{restored, switch_leases};
+pub use admin::{restored, switch_leases, system_id};
+pub(crate) use elsewhere::ArmGuard;
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
 pub use verify::verify;
 
 use append::{FenceGuard, Writers};
 use error::CallError;
-use lease_thread::{Effect, LeaseThread};
+use lease_thread::LeaseThread;
 use lifelines::PostgresLifelines;
 use ownership::GapGuard;
 use pool::{Pool, Pooled};
@@ -53,6 +54,7 @@ use session::Dialer;
 use start::Facts;
 
 use crate::StoreError;
+use crate::own_thread::Effect;
 
 /// Connections that carry appends, unless the options say otherwise.
 const DEFAULT_WRITERS: usize = 4;
@@ -142,9 +144,10 @@ impl Options {
 
 /// Guards that a test can take out, to show that its checks can fail.
 #[derive(Debug, Clone, Copy, Default)]
-struct Guards {
+pub(crate) struct Guards {
     fence: FenceGuard,
     gap: GapGuard,
+    pub(crate) arm: ArmGuard,
 }
 
 struct Inner {
@@ -157,6 +160,7 @@ struct Inner {
     facts: Facts,
     lease_mode: LeaseMode,
     gap: GapGuard,
+    arm: ArmGuard,
 }
 
 /// A store on a PostgreSQL server. Cheap to clone; clones are the same store.
@@ -183,7 +187,7 @@ impl PostgresStore {
         Self::open_with(database, options, Guards::default()).await
     }
 
-    async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {
+    pub(crate) async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {
         let dialer = Arc::new(Dialer::new(url::parse(database)?, options.node.to_string()));
         let session = start::prepare(&dialer, &options).await?;
         let facts = start::join(&session, dialer.place(), &options).await?;
@@ -200,6 +204,7 @@ impl PostgresStore {
             facts,
             lease_mode: options.lease_mode,
             gap: guards.gap,
+            arm: guards.arm,
         };
         Ok(Self { inner: Arc::new(inner) })
     }

@@ -3,6 +3,8 @@
 //! A script is made from 64-bit words, one a step, so that any source of numbers (a seed, a property test that shrinks)
 //! can make one. A [`Player`] keeps what nodes would keep: who they are and what they believe to own, rightly or not.
 //!
+//! Epochs are shown by their rank in the conversation, for backends make them in different ways.
+//!
 //! Invariant: a player's calls depend only on the script and the answers so far, so two stores that agree see the same.
 //!
 //! Deliberately absent: calls that break the contract's preconditions, about which backends may differ, and texts of
@@ -16,7 +18,7 @@ use conch_core::conversation::ConversationKind;
 use conch_core::record::RecordKind;
 
 pub use self::player::Player;
-use super::Fixture;
+use super::{Fixture, Steals};
 use crate::StoreError;
 
 /// Nodes of a script; a node has several incarnations, one after the other.
@@ -209,7 +211,10 @@ fn class(error: &StoreError) -> &'static str {
 /// # Errors
 /// A sentence with the step and both answers.
 pub async fn compare(words: &[u64], left: &dyn Fixture, right: &dyn Fixture) -> Result<Vec<Answer>, String> {
-    let (mut left, mut right) = (Player::new(left), Player::new(right));
+    // Where one of the two refuses to steal, neither is asked to.
+    let refused = [left, right].iter().any(|fixture| fixture.steals() == Steals::Refused);
+    let steals = if refused { Steals::Refused } else { Steals::Granted };
+    let (mut left, mut right) = (Player::new(left, steals), Player::new(right, steals));
     let mut answers = Vec::with_capacity(words.len());
     for (step, word) in words.iter().enumerate() {
         let op = Op::of(*word);

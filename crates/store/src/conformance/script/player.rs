@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use conch_core::conversation::{ConversationKind, Settings};
-use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Incarnation, Seq, Subject};
+use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, Seq, Subject};
 use conch_core::record::Draft;
 
 use super::{Answer, CONVERSATIONS, KEYS, KINDS, Op, Part, SUBJECTS, View, class};
-use crate::conformance::Fixture;
 use crate::conformance::world::{MARGIN, Reign, TTL, claim, draft, id, new_channel, registration};
+use crate::conformance::{Epochs, Fixture, Steals};
 use crate::{
     AppendOutcome, Batch, Checkpoint, ClaimOutcome, ConversationPatch, Direction, DueChange, DueWhy, NewConversation,
     RangeQuery,
@@ -24,23 +24,69 @@ pub struct Player<'a> {
     reigns: BTreeMap<(u64, u64), Reign>,
     /// What it believed before that.
     past_reigns: BTreeMap<(u64, u64), Reign>,
+    steals: Steals,
+    /// Of each conversation, the epochs of its reigns as they came.
+    epochs: Vec<(u64, Epoch)>,
 }
 
 impl<'a> Player<'a> {
     /// A player at the start of a script.
     #[must_use]
-    pub fn new(fixture: &'a dyn Fixture) -> Self {
-        Self { fixture, incarnations: 0, nodes: BTreeMap::new(), reigns: BTreeMap::new(), past_reigns: BTreeMap::new() }
+    pub fn new(fixture: &'a dyn Fixture, steals: Steals) -> Self {
+        Self {
+            fixture,
+            incarnations: 0,
+            nodes: BTreeMap::new(),
+            reigns: BTreeMap::new(),
+            past_reigns: BTreeMap::new(),
+            steals,
+            epochs: Vec::new(),
+        }
+    }
+
+    /// The answer with each epoch's rank in its place. Where epochs only rise, no two conversations share one.
+    fn ranked(&self, answer: Answer) -> Answer {
+        if self.fixture.epochs() == Epochs::Consecutive {
+            return answer;
+        }
+        let rank = |epoch: u64| {
+            let (conversation, _) = self.epochs.iter().find(|(_, known)| known.0 == epoch)?;
+            let earlier = self.epochs.iter().filter(|(number, known)| number == conversation && known.0 <= epoch);
+            Some(earlier.count())
+        };
+        let mut parts = answer.0.split("epoch: ");
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            text.push_str("epoch: ");
+            let (some, number) = match part.strip_prefix("Some(") {
+                Some(number) => ("Some(", number),
+                None => ("", part),
+            };
+            let digits = number.len() - number.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+            match number[..digits].parse().ok().and_then(rank) {
+                Some(rank) => text.push_str(&format!("{some}{rank}{}", &number[digits..])),
+                None => text.push_str(part),
+            }
+        }
+        Answer(text)
+    }
+
+    /// Plays one step.
+    pub async fn play(&mut self, op: &Op) -> Answer {
+        let answer = self.play_as_is(op).await;
+        self.ranked(answer)
     }
 
     fn remember(&mut self, node: u64, conversation: u64, reign: Reign) {
+        if !self.epochs.contains(&(conversation, reign.epoch)) {
+            self.epochs.push((conversation, reign.epoch));
+        }
         if let Some(past) = self.reigns.insert((node, conversation), reign) {
             self.past_reigns.insert((node, conversation), past);
         }
     }
 
-    /// Plays one step.
-    pub async fn play(&mut self, op: &Op) -> Answer {
+    async fn play_as_is(&mut self, op: &Op) -> Answer {
         match op {
             Op::Register { .. }
             | Op::Renew { .. }
@@ -138,6 +184,9 @@ impl<'a> Player<'a> {
                 Err(error) => return Answer::of(Err::<(), _>(error)),
             },
         };
+        if self.steals == Steals::Refused && self.is_anothers(seen.1, me).await {
+            return Answer::not_played();
+        }
         let mut request = claim(&conversation, me, seen.0, seen.1);
         request.gap = 5;
         let answer = store.claim(&request).await;
@@ -145,6 +194,13 @@ impl<'a> Player<'a> {
             self.remember(node, number, Reign::new(&conversation, me, armed));
         }
         Answer::of(answer)
+    }
+
+    /// Is this owner another one, and registered?
+    async fn is_anothers(&self, owner: Option<Incarnation>, me: Incarnation) -> bool {
+        let Some(owner) = owner.filter(|owner| *owner != me) else { return false };
+        let rows = self.fixture.store().nodes().await.unwrap_or_default();
+        rows.iter().any(|row| row.registration.incarnation == owner)
     }
 
     async fn append(&mut self, node: u64, view: View, parts: &[Part]) -> Answer {
@@ -288,7 +344,7 @@ impl<'a> Player<'a> {
         for sub in 0..SUBJECTS.len() as u64 {
             all.push(self.summaries(sub, 1_000).await);
         }
-        all
+        all.into_iter().map(|answer| self.ranked(answer)).collect()
     }
 }
 

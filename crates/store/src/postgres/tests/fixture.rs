@@ -16,7 +16,7 @@ use crate::conformance::Fixture;
 /// Where the clock starts: the memory fixture's moment, so that answers can be compared.
 const START_MS: i64 = 1_796_000_000_000;
 
-pub(super) fn options(node: &str) -> Options {
+pub(crate) fn options(node: &str) -> Options {
     let mut options = Options::new(node.parse().expect("valid"), [7; 32]);
     options.durability = Durability::Unchecked;
     options.writers = 2;
@@ -24,7 +24,7 @@ pub(super) fn options(node: &str) -> Options {
 }
 
 /// A connection of the test's own.
-pub(super) async fn connect(url: &str) -> tokio_postgres::Client {
+pub(crate) async fn connect(url: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(url, tokio_postgres::NoTls).await.expect("connects");
     tokio::spawn(connection);
     client
@@ -71,7 +71,7 @@ async fn make_template(clock: Clock) -> TestDatabase<'static> {
 
 /// The clock that a database's statements see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// The server's.
     Real,
     /// One that stands still until it is moved.
@@ -79,7 +79,7 @@ pub(super) enum Clock {
 }
 
 /// A database with empty tables, and a connection to it.
-pub(super) async fn database(clock: Clock) -> (TestDatabase<'static>, tokio_postgres::Client) {
+pub(crate) async fn database(clock: Clock) -> (TestDatabase<'static>, tokio_postgres::Client) {
     let server = TestServer::shared();
     let database = server.database_like(template(clock));
     if clock == Clock::Moved {
@@ -91,7 +91,7 @@ pub(super) async fn database(clock: Clock) -> (TestDatabase<'static>, tokio_post
     (database, client)
 }
 
-pub(super) struct PostgresFixture {
+pub(crate) struct PostgresFixture {
     store: PostgresStore,
     client: tokio_postgres::Client,
     // Goes last, when nobody is connected any more.

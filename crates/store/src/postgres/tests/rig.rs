@@ -8,23 +8,22 @@ use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::ids::{ConvRef, ConversationId, Epoch, Incarnation, Seq};
 use conch_core::record::{Draft, RecordKind};
 
-use super::super::PostgresStore;
 use crate::{
-    AppendOutcome, Armed, Batch, ClaimOutcome, ClaimRequest, Direction, DueChange, LeaseStore, Lifeline, LogStore,
-    NewConversation, RangeQuery, Registration,
+    AppendOutcome, Armed, Batch, ClaimOutcome, ClaimRequest, Direction, DueChange, Lifeline, NewConversation,
+    RangeQuery, Registration, Store,
 };
 
-pub(super) const TTL: Duration = Duration::from_secs(15);
-pub(super) const MARGIN: Duration = Duration::from_secs(3);
-pub(super) const GAP: u64 = 1_000;
-pub(super) const A: Incarnation = Incarnation(1);
-pub(super) const B: Incarnation = Incarnation(2);
+pub(crate) const TTL: Duration = Duration::from_secs(15);
+pub(crate) const MARGIN: Duration = Duration::from_secs(3);
+pub(crate) const GAP: u64 = 1_000;
+pub(crate) const A: Incarnation = Incarnation(1);
+pub(crate) const B: Incarnation = Incarnation(2);
 
-pub(super) fn conversation(name: &str) -> ConvRef {
+pub(crate) fn conversation(name: &str) -> ConvRef {
     ConvRef::from(name.parse::<ConversationId>().expect("valid"))
 }
 
-pub(super) fn registration(me: Incarnation, lifeline: Option<Lifeline>) -> Registration {
+pub(crate) fn registration(me: Incarnation, lifeline: Option<Lifeline>) -> Registration {
     Registration {
         incarnation: me,
         node: format!("node-{}", me.0).parse().expect("valid"),
@@ -34,11 +33,11 @@ pub(super) fn registration(me: Incarnation, lifeline: Option<Lifeline>) -> Regis
     }
 }
 
-pub(super) async fn register(store: &PostgresStore, me: Incarnation) {
+pub(crate) async fn register(store: &dyn Store, me: Incarnation) {
     store.register(&registration(me, None), TTL).await.expect("registers");
 }
 
-pub(super) async fn create(store: &PostgresStore, name: &str) -> ConvRef {
+pub(crate) async fn create(store: &dyn Store, name: &str) -> ConvRef {
     let new = NewConversation {
         conversation: conversation(name),
         kind: ConversationKind::Channel,
@@ -54,7 +53,7 @@ pub(super) async fn create(store: &PostgresStore, name: &str) -> ConvRef {
     new.conversation
 }
 
-pub(super) fn claim(
+pub(crate) fn claim(
     conversation: &ConvRef,
     me: Incarnation,
     seen: Option<(Epoch, Option<Incarnation>)>,
@@ -69,8 +68,8 @@ pub(super) fn claim(
     }
 }
 
-pub(super) async fn take(
-    store: &PostgresStore,
+pub(crate) async fn take(
+    store: &dyn Store,
     conversation: &ConvRef,
     me: Incarnation,
     seen: Option<(Epoch, Option<Incarnation>)>,
@@ -81,13 +80,13 @@ pub(super) async fn take(
     }
 }
 
-pub(super) fn draft(key: &str) -> Draft {
+pub(crate) fn draft(key: &str) -> Draft {
     let body = Body::parse_message(r#"{"text":"hi"}"#, Limits::default()).expect("valid");
     Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
 }
 
 /// One message with this key, as the first after `armed`.
-pub(super) fn batch(conversation: &ConvRef, armed: Armed, key: &str) -> Batch {
+pub(crate) fn batch(conversation: &ConvRef, armed: Armed, key: &str) -> Batch {
     let seq = armed.first_seq.max(armed.last_seq.next());
     Batch {
         conversation: conversation.clone(),
@@ -102,13 +101,7 @@ pub(super) fn batch(conversation: &ConvRef, armed: Armed, key: &str) -> Batch {
 }
 
 /// Appends one message, which must land, and moves the reign on.
-pub(super) async fn write(
-    store: &PostgresStore,
-    conversation: &ConvRef,
-    me: Incarnation,
-    armed: &mut Armed,
-    key: &str,
-) {
+pub(crate) async fn write(store: &dyn Store, conversation: &ConvRef, me: Incarnation, armed: &mut Armed, key: &str) {
     let batch = batch(conversation, *armed, key);
     let hi = batch.hi;
     let outcome = append(store, me, batch).await;
@@ -116,12 +109,12 @@ pub(super) async fn write(
     armed.last_seq = hi;
 }
 
-pub(super) async fn append(store: &PostgresStore, me: Incarnation, batch: Batch) -> AppendOutcome {
+pub(crate) async fn append(store: &dyn Store, me: Incarnation, batch: Batch) -> AppendOutcome {
     let mut outcomes = store.append(me, vec![batch]).await.expect("answers");
     outcomes.pop().expect("one outcome")
 }
 
-pub(super) async fn seqs(store: &PostgresStore, conversation: &ConvRef) -> Vec<u64> {
+pub(crate) async fn seqs(store: &dyn Store, conversation: &ConvRef) -> Vec<u64> {
     let direction = Direction::After(Seq(0));
     let query = RangeQuery { conversation: conversation.clone(), direction, limit: 10_000, kinds: Vec::new() };
     let page = store.range(&query).await.expect("answers").expect("exists");
@@ -129,7 +122,7 @@ pub(super) async fn seqs(store: &PostgresStore, conversation: &ConvRef) -> Vec<u
 }
 
 /// Asks again until it is so; what is waited for happens in another process.
-pub(super) async fn until<W: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> W) {
+pub(crate) async fn until<W: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> W) {
     const TRIES: u32 = 1_500;
     for _ in 0..TRIES {
         if is_so().await {
@@ -141,7 +134,7 @@ pub(super) async fn until<W: Future<Output = bool>>(what: &str, mut is_so: impl 
 }
 
 /// Ends the server processes of a purpose, as an administrator does, and waits for their end.
-pub(super) async fn terminate(client: &tokio_postgres::Client, purpose: &str) -> i64 {
+pub(crate) async fn terminate(client: &tokio_postgres::Client, purpose: &str) -> i64 {
     let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity
                WHERE datname = current_database() AND application_name LIKE 'conch/%/' || $1";
     client.query_one(sql, &[&purpose]).await.expect("answers").get(0)

@@ -1,0 +1,90 @@
+//! What a start refuses, and moving the leases.
+
+use std::time::Duration;
+
+use super::super::testing::TestCluster;
+use super::super::{EtcdStore, OpenError, switch_to_etcd, switch_to_postgres};
+use crate::LeaseStore;
+use crate::postgres::tests::fixture::{Clock, database, options};
+use crate::postgres::tests::rig::{A, B, create, register, take, write};
+use crate::postgres::{Options, PostgresStore};
+
+fn impatient() -> Options {
+    let mut options = options("a");
+    options.connect_patience = Duration::from_millis(300);
+    options
+}
+
+#[tokio::test]
+async fn what_is_not_etcd_is_named() {
+    let (database, _client) = database(Clock::Real).await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("binds");
+    let nobody = free.local_addr().expect("bound");
+    drop(free);
+    let url = format!("etcd://{nobody}");
+    let error = EtcdStore::open(&url, &database.url(), impatient()).await.expect_err("nobody is there");
+    assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(&nobody.to_string()), "{error}");
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("binds");
+    let place = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        use tokio::io::AsyncWriteExt;
+        while let Ok((mut client, _)) = listener.accept().await {
+            let page = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi";
+            let _ = client.write_all(page).await;
+        }
+    });
+    let url = format!("etcd://{place}");
+    let error = EtcdStore::open(&url, &database.url(), impatient()).await.expect_err("a web server");
+    assert!(matches!(error, OpenError::NotEtcd { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_cluster_without_quorum_is_refused_after_the_patience() {
+    let (database, _client) = database(Clock::Real).await;
+    let etcd = TestCluster::start();
+    etcd.kill(0);
+    etcd.kill(1);
+    let error = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect_err("one of three");
+    assert!(matches!(error, OpenError::NoQuorum { .. }), "{error}");
+    assert!(error.to_string().contains("has no quorum"), "{error}");
+}
+
+#[tokio::test]
+async fn another_cluster_or_mode_is_refused_and_leases_move_with_all_nodes_down() {
+    let (database, _client) = database(Clock::Real).await;
+    let (etcd, other) = (TestCluster::shared(), TestCluster::start());
+    let mixed = format!("etcd://{},{}", etcd.place(0), other.place(0));
+    let error = EtcdStore::open(&mixed, &database.url(), impatient()).await.expect_err("two clusters");
+    assert!(matches!(error, OpenError::Mixed { .. }), "{error}");
+
+    let store = PostgresStore::open(&database.url(), options("a")).await.expect("opens");
+    register(&store, A).await;
+    let conversation = create(&store, "c").await;
+    let mut reign = take(&store, &conversation, A, None).await;
+    write(&store, &conversation, A, &mut reign, "k1").await;
+    let error = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect_err("another mode");
+    assert!(error.to_string().contains("keeps its leases in this database"), "{error}");
+    let error = switch_to_etcd(&etcd.url(), &database.url(), &impatient()).await.expect_err("a node is registered");
+    assert!(error.to_string().contains("node-1"), "{error}");
+    store.deregister(A).await.expect("answers");
+    switch_to_etcd(&etcd.url(), &database.url(), &impatient()).await.expect("moves");
+
+    let there = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect("opens");
+    register(&there, B).await;
+    let mut next = take(&there, &conversation, B, None).await;
+    assert!(next.epoch > reign.epoch, "epochs go on: {next:?}");
+    write(&there, &conversation, B, &mut next, "k2").await;
+    let error = EtcdStore::open(&other.url(), &database.url(), impatient()).await.expect_err("another cluster");
+    assert!(error.to_string().contains("the etcd cluster"), "{error}");
+    let error = switch_to_postgres(&etcd.url(), &database.url(), &impatient()).await.expect_err("a node is registered");
+    assert!(error.to_string().contains("node-2"), "{error}");
+    there.deregister(B).await.expect("answers");
+    switch_to_postgres(&etcd.url(), &database.url(), &impatient()).await.expect("moves back");
+
+    let back = PostgresStore::open(&database.url(), options("a")).await.expect("opens");
+    register(&back, A).await;
+    let last = take(&back, &conversation, A, Some((next.epoch, Some(B)))).await;
+    assert!(last.epoch > next.epoch, "epochs go on: {last:?}");
+}

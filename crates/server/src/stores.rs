@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use aws_lc_rs::digest;
 use conch_core::ids::NodeName;
+use conch_store::etcd::{self, EtcdStore};
 use conch_store::postgres::{self, PostgresStore};
 use conch_store::sqlite::{self, SqliteStore};
 use conch_store::{LeaseStore, Store};
 
 use crate::auth::secret::{Mode, SecretError, SigningKey};
-use crate::config::{Config, StoreUrl};
+use crate::config::{Config, LeasesUrl, StoreUrl};
 
 /// How long a predecessor may take to vanish after it was killed.
 const PREDECESSOR_EXIT: Duration = Duration::from_millis(500);
@@ -29,6 +30,9 @@ pub enum OpenStoreError {
     /// The database server.
     #[error(transparent)]
     Postgres(#[from] postgres::OpenError),
+    /// The etcd cluster of the leases.
+    #[error(transparent)]
+    Etcd(#[from] etcd::OpenError),
     /// The key.
     #[error(transparent)]
     Secret(#[from] SecretError),
@@ -88,9 +92,14 @@ pub fn postgres_options(config: &Config, key: &SigningKey) -> postgres::Options 
 pub async fn open(config: &Config, key: &SigningKey) -> Result<Arc<dyn Store>, OpenStoreError> {
     match &config.store {
         StoreUrl::Sqlite(directory) => Ok(Arc::new(open_sqlite(directory, config.node.clone()).await?)),
-        StoreUrl::Postgres(url) => {
-            Ok(Arc::new(PostgresStore::open(url.expose(), postgres_options(config, key)).await?))
-        }
+        StoreUrl::Postgres(url) => match &config.leases {
+            LeasesUrl::Postgres => {
+                Ok(Arc::new(PostgresStore::open(url.expose(), postgres_options(config, key)).await?))
+            }
+            LeasesUrl::Etcd(leases) => {
+                Ok(Arc::new(EtcdStore::open(leases, url.expose(), postgres_options(config, key)).await?))
+            }
+        },
     }
 }
 
@@ -119,8 +128,15 @@ pub async fn open_leases(config: &Config) -> Result<Arc<dyn LeaseStore>, OpenSto
             Ok(Arc::new(SqliteStore::open(directory, sqlite::Options::new(config.node.clone()))?))
         }
         StoreUrl::Postgres(url) => {
-            let key = find_signing_key(config)?;
-            Ok(Arc::new(PostgresStore::open(url.expose(), postgres_options(config, &key)).await?))
+            let (key, database) = (find_signing_key(config)?, url.expose());
+            match &config.leases {
+                LeasesUrl::Postgres => {
+                    Ok(Arc::new(PostgresStore::open(database, postgres_options(config, &key)).await?))
+                }
+                LeasesUrl::Etcd(leases) => {
+                    Ok(Arc::new(EtcdStore::open(leases, database, postgres_options(config, &key)).await?))
+                }
+            }
         }
     }
 }

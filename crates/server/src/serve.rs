@@ -30,6 +30,7 @@ use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
 use crate::router::{Parts, Router};
+use crate::rules::Rules;
 use crate::runtime;
 use crate::turn::agents::InvalidAgents;
 
@@ -137,6 +138,7 @@ pub async fn run(
         metrics,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
+        rules: Rules::default(),
         seams,
     });
     let mut lease = heartbeat::start(&node, String::new()).await.map_err(ServeError::Register)?;

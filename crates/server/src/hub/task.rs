@@ -20,6 +20,7 @@ use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, 
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Reports};
+use crate::rules::Rule;
 
 mod following;
 mod sessions;
@@ -193,7 +194,8 @@ impl Hub {
     fn tick(&mut self) {
         self.tick = self.shared.node.seams.sleep(TICK);
         let now = self.shared.node.seams.now();
-        if self.follow.is_some() && now.since(self.heard) >= self.shared.limits.silence {
+        let is_silent = self.follow.is_some() && now.since(self.heard) >= self.shared.limits.silence;
+        if is_silent && self.shared.node.rules.hold(Rule::SilenceLooksAgain) {
             self.lost();
         }
         let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|w: &Waiting| w.deadline <= now);

@@ -195,14 +195,22 @@ impl Router {
         call: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
         let mut views = self.shared.node.nodes.watch();
-        let gone = views.wait_for(|view| {
-            view.read_at.is_some() && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
-        });
+        // A view that is older than the peer does not know it yet.
+        views.mark_unchanged();
+        let gone = async {
+            while views.changed().await.is_ok() {
+                let view = Arc::clone(&views.borrow());
+                if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
+                    return;
+                }
+            }
+            std::future::pending().await
+        };
         // Dropping the call gives its answer up, which is of unknown outcome then.
         tokio::select! {
             biased;
             answer = call => answer,
-            _ = gone => Err(LinkError::Ambiguous("its row is gone".to_owned())),
+            () = gone => Err(LinkError::Ambiguous("its row is gone".to_owned())),
         }
     }
 

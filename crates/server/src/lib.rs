@@ -16,6 +16,7 @@ pub mod ops;
 pub mod owner;
 pub mod people;
 pub mod router;
+pub mod rules;
 pub mod runtime;
 pub mod seams;
 pub mod serve;

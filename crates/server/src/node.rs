@@ -15,6 +15,7 @@ use crate::cluster::nodes::Nodes;
 use crate::events::Events;
 use crate::link::Peer;
 use crate::metrics::Metrics;
+use crate::rules::Rules;
 use crate::seams::Seams;
 
 /// Until when this incarnation may act on its lease. Written by the heartbeat alone, read before every assignment and ack.
@@ -120,6 +121,8 @@ pub struct Node {
     pub nodes: Nodes,
     /// What happened to ownership lately.
     pub events: Events,
+    /// The rules that hold: in the product, all.
+    pub rules: Rules,
 }
 
 impl Node {

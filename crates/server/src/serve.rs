@@ -29,6 +29,7 @@ use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
 use crate::router::{Parts, Router};
+use crate::rules::Rules;
 use crate::runtime;
 use crate::stores::{self, OpenStoreError};
 use crate::turn::agents::InvalidAgents;
@@ -146,6 +147,7 @@ pub async fn run_on(
         metrics,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
+        rules: Rules::default(),
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;

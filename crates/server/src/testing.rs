@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::people::People;
 use crate::router::{Parts, Router};
+use crate::rules::Rules;
 use crate::runtime;
 use crate::turn::agents::Agents;
 
@@ -42,6 +43,7 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         store,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
+        rules: Rules::default(),
         seams,
         timing: config.lease.timing(),
         validity: Validity::default(),

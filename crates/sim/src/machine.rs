@@ -21,6 +21,7 @@ use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::people::People;
 use conch_server::router::{Parts, Router};
+use conch_server::rules::Rules;
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
@@ -65,6 +66,8 @@ pub struct Removed {
     pub guards: Vec<Guard>,
     /// A rule of the heartbeat.
     pub rule: Option<Rule>,
+    /// Rules of routing and following.
+    pub routing: Vec<conch_server::rules::Rule>,
 }
 
 /// A running node.
@@ -214,6 +217,7 @@ impl Machine {
             metrics: Arc::new(Metrics::default()),
             nodes: Nodes::default(),
             events: Events::new(process.seams().clock),
+            rules: Rules::without(&self.site.removed.routing),
         });
         lock(&self.site.metrics).push(node.metrics.clone());
         let network = self.site.network.clone();

@@ -54,6 +54,7 @@ pub struct Network {
 struct State {
     dice: Dice,
     sea: Sea,
+    records_to_lose: u32,
     listening: BTreeMap<String, Listener>,
     cut: BTreeSet<String>,
     /// From, to: nothing gets through in this direction.
@@ -102,6 +103,7 @@ impl Network {
         let state = State {
             dice,
             sea: Sea::Calm,
+            records_to_lose: 0,
             listening: BTreeMap::new(),
             cut: BTreeSet::new(),
             one_way: BTreeSet::new(),
@@ -160,6 +162,18 @@ impl Network {
         if let Some(changed) = state.resets.get_mut(&pair(one, other)) {
             changed.send_modify(|times| *times += 1);
         }
+    }
+
+    /// The next record of a follow stream vanishes, which no transport in order does: the followers' own rules have to notice.
+    pub fn lose_a_record(&self) {
+        lock(&self.state).records_to_lose += 1;
+    }
+
+    fn loses_this_record(&self) -> bool {
+        let left = &mut lock(&self.state).records_to_lose;
+        let loses = *left > 0;
+        *left = left.saturating_sub(1);
+        loses
     }
 
     /// Wakes when what is between two addresses is reset.

@@ -74,14 +74,19 @@ impl Observer {
         let actions = self.watch.look(&look);
         let rows = rows.unwrap_or_default();
         let mut suspects = Vec::new();
+        let mut somebody_died = false;
         for action in actions {
             match action {
-                Action::Declare(death) => self.declare(&death, &rows).await,
+                Action::Declare(death) => somebody_died |= self.declare(&death, &rows).await,
                 Action::Probe(suspect) => suspects.push(suspect),
             }
         }
         for death in self.probe(suspects, &rows).await {
-            self.declare(&death, &rows).await;
+            somebody_died |= self.declare(&death, &rows).await;
+        }
+        if somebody_died {
+            // Whoever waits for an answer of the dead learns it from the view.
+            self.rows().await;
         }
     }
 
@@ -140,7 +145,8 @@ impl Observer {
         answered.filter_map(|(suspect, answer)| self.watch.answered(suspect, answer, now, &own)).collect()
     }
 
-    async fn declare(&self, death: &Death, rows: &[NodeRow]) {
+    /// True if it was declared now.
+    async fn declare(&self, death: &Death, rows: &[NodeRow]) -> bool {
         let Death { incarnation, beat, cause } = *death;
         let (store, timing) = (&self.node.store, &self.node.timing);
         let declared = match cause {
@@ -158,10 +164,12 @@ impl Observer {
                 tracing::warn!(node = shown, %incarnation, "declared dead: {reason}");
                 self.node.events.record(Event::DeathDeclared { incarnation, node, why });
                 self.wake_due.notify_one();
+                return true;
             }
             Ok(false) => {}
             Err(error) => tracing::debug!(%error, "a death could not be declared"),
         }
+        false
     }
 }
 

@@ -21,6 +21,7 @@ use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
+use crate::rules::Rule;
 
 mod following;
 mod members;
@@ -211,7 +212,8 @@ impl Hub {
     fn tick(&mut self) {
         self.tick = self.shared.node.seams.sleep(TICK);
         let now = self.shared.node.seams.now();
-        if self.follow.is_some() && now.since(self.heard) >= self.shared.limits.silence {
+        let is_silent = self.follow.is_some() && now.since(self.heard) >= self.shared.limits.silence;
+        if is_silent && self.shared.node.rules.hold(Rule::SilenceLooksAgain) {
             self.lost();
         }
         let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|w: &Waiting| w.deadline <= now);

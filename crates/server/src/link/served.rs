@@ -12,6 +12,7 @@ use std::time::Duration;
 use conch_core::ids::{ConversationId, Incarnation};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::wire::link::{FollowerReport, Frame, Opened, Request, RequestId, StreamId};
+use futures_util::FutureExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
@@ -177,7 +178,14 @@ impl Served {
             return self.control(&Frame::Declined { request });
         };
         let this = Arc::clone(self);
-        self.settings.seams.spawn("link-answer", async move { this.answer(request, within_ms, ask, permit).await });
+        let is_append = matches!(ask, Request::Append { .. });
+        let mut answering = Box::pin(async move { this.answer(request, within_ms, ask, permit).await });
+        // A write gets to where it first waits, its owner's inbox, before the next one is looked at: so those that a client
+        // sent one after the other stay in their order.
+        if is_append && (&mut answering).now_or_never().is_some() {
+            return Ok(());
+        }
+        self.settings.seams.spawn("link-answer", answering);
         Ok(())
     }
 

@@ -30,6 +30,7 @@ use crate::events::Event;
 use crate::frame::{Address, Frame};
 use crate::link::Handed;
 use crate::metrics::{EndedTurn, Queue};
+use crate::rules::Rule;
 
 mod followers;
 mod leaving;
@@ -147,7 +148,7 @@ impl Owner {
         loop {
             let wake = self.wake().await;
             self.facts.last_round.store(self.charge.node.seams.now().0, Ordering::Relaxed);
-            if self.facts.deposed.load(Ordering::Relaxed) {
+            if self.facts.deposed.load(Ordering::Relaxed) && self.charge.node.rules.hold(Rule::DeposedEnds) {
                 return self.ended();
             }
             match wake {

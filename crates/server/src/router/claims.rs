@@ -77,6 +77,9 @@ impl Router {
         if !mine && let Some(peer) = self.better_place(conversation, &info, seeking.avoid)? {
             return Ok(Settled::Better(peer));
         }
+        if seeking.urgency == Urgency::Background && !node.rules.hold(Rule::FollowersClaim) {
+            return Err(moved());
+        }
         self.shared.claim_rate.admit(node.seams.now(), seeking.urgency).map_err(|wait| self.not_yet(wait))?;
         self.claim_and_read(conversation, &resolution, &info).await.map(Settled::Ours)
     }
@@ -114,9 +117,11 @@ impl Router {
         let node = &self.shared.node;
         let rows = self.peer_rows(avoid);
         let others: Vec<Candidate<'_>> = rows.iter().map(candidate).collect();
-        let intake = if self.table().stage == Stage::Open { Intake::Open } else { Intake::Draining };
+        let open = self.table().stage == Stage::Open || !node.rules.hold(Rule::DrainingClaimsNothing);
+        let intake = if open { Intake::Open } else { Intake::Draining };
         let me = Candidate { incarnation: node.me, region: &node.region, intake };
-        let wish = Wish { regions: &info.regions, home: &info.home };
+        let regions = if node.rules.hold(Rule::ResidencyIsKept) { info.regions.as_slice() } else { &[] };
+        let wish = Wish { regions, home: &info.home };
         let salt = u64::from_be_bytes(conversation.key.0[..8].try_into().expect("a key has 16 bytes"));
         match placement::place(me, &others, wish, salt) {
             Placement::Here => Ok(None),

@@ -99,8 +99,9 @@ impl Router {
         while !self.is_closed() {
             self.shared.node.seams.sleep(ttl / LOOKS_PER_LEASE).await;
             let now = self.shared.node.seams.now();
-            for wedged in self.wedged(now, ttl) {
-                self.release_wedged(&wedged).await;
+            let wedged = self.wedged(now, ttl);
+            for wedged in wedged.iter().filter(|_| self.shared.node.rules.hold(Rule::WatchdogReleases)) {
+                self.release_wedged(wedged).await;
             }
         }
     }

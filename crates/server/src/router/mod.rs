@@ -35,11 +35,15 @@ use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
+use crate::rules::Rule;
 use crate::turn::agents::Agents;
 pub use sighting::{READ_WITHIN, Sighting};
 
 /// How long an owner elsewhere may take to hear of its agent.
 const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
+
+/// How long one peer may take with one try; then it is resolved anew, and whoever owns it is asked the same again.
+const TRY_AT_MOST: Duration = Duration::from_secs(1);
 
 /// What a router needs besides its node.
 pub struct Parts {
@@ -173,15 +177,42 @@ impl Router {
         hops: Hops,
         within: Duration,
     ) -> Attempt<Vec<Receipt>> {
-        let Some(hops) = hops.less_one() else {
-            return Attempt::Answered(Err(moved()));
+        let hops = match hops.less_one() {
+            None if self.shared.node.rules.hold(Rule::HopsEnd) => return Attempt::Answered(Err(moved())),
+            less => less.unwrap_or(hops),
         };
         let request = Request::Append { conversation: conversation.id.clone(), drafts: drafts.to_vec(), hops };
         self.shared.node.metrics.forwarded.inc();
-        match self.shared.link.ask(&peer, request, within).await {
+        match self.while_it_lives(&peer, self.shared.link.ask(&peer, request, within)).await {
             Ok(Response::Appended(answer)) => Attempt::Answered(answer),
             Ok(other) => Attempt::Failed(peer, LinkError::Ambiguous(format!("the peer answered {other:?}"))),
             Err(error) => Attempt::Failed(peer, error),
+        }
+    }
+
+    /// What a peer answers, unless its row goes first: who was declared dead answers no more, and a successor waits.
+    async fn while_it_lives<T>(
+        &self,
+        peer: &Peer,
+        call: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
+        let mut views = self.shared.node.nodes.watch();
+        // A view that is older than the peer does not know it yet.
+        views.mark_unchanged();
+        let gone = async {
+            while views.changed().await.is_ok() {
+                let view = Arc::clone(&views.borrow());
+                if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
+                    return;
+                }
+            }
+            std::future::pending().await
+        };
+        // Dropping the call gives its answer up, which is of unknown outcome then.
+        tokio::select! {
+            biased;
+            answer = call => answer,
+            () = gone => Err(LinkError::Ambiguous("its row is gone".to_owned())),
         }
     }
 
@@ -195,10 +226,12 @@ impl Router {
         self.with_owner(conversation, budget, Urgency::Background, |place, left| async move {
             match place {
                 Place::Here(owner) => Attempt::Answered(owner.follow().await),
-                Place::There(peer) => match self.shared.link.follow(&peer, &conversation.id, left).await {
-                    Ok(answer) => Attempt::Answered(answer),
-                    Err(error) => Attempt::Failed(peer, error),
-                },
+                Place::There(peer) => {
+                    match self.while_it_lives(&peer, self.shared.link.follow(&peer, &conversation.id, left)).await {
+                        Ok(answer) => Attempt::Answered(answer),
+                        Err(error) => Attempt::Failed(peer, error),
+                    }
+                }
             }
         })
         .await
@@ -241,7 +274,7 @@ impl Router {
     }
 
     /// Runs `ask` on the owner, again and again while ownership moves or the link fails, inside the budget. Each call is
-    /// given what is left of that.
+    /// given what is left of that, up to [`TRY_AT_MOST`].
     async fn with_owner<T, F, A>(
         &self,
         conversation: &ConvRef,
@@ -258,7 +291,7 @@ impl Router {
         let mut wait = Duration::from_millis(10);
         let mut avoid = None;
         loop {
-            let left = give_up.since(seams.now());
+            let left = give_up.since(seams.now()).min(TRY_AT_MOST);
             let refusal = match self.place_for(conversation, Seeking { avoid, urgency }).await {
                 Ok(place) => match ask(place, left).await {
                     Attempt::Answered(Ok(answer)) => return Ok(answer),
@@ -273,7 +306,7 @@ impl Router {
                 Err(refusal) => refusal,
             };
             let moving = refusal.code == Code::ConversationUnavailable && refusal.retry.is_some();
-            if moving {
+            if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }
             if !moving || seams.now() + wait >= give_up {

@@ -66,6 +66,9 @@ impl Travelling {
                 self.network.tally.count(|coverage| coverage.broken_streams += 1);
                 return;
             }
+            if matches!(frame, FollowFrame::Record(_)) && self.network.loses_this_record() {
+                continue;
+            }
             last = last.max(sent_at + delay);
             let arrives = self.arrival(last);
             if matches!(select(Box::pin(arrives), Box::pin(far_end.closed())).await, Either::Right(_)) {

@@ -2,6 +2,8 @@
 
 mod cluster;
 mod model;
+mod routing;
+mod scene;
 mod scripted;
 mod seeds;
 mod sources;

@@ -1,6 +1,7 @@
 //! How a hub follows the owner: one stream, gaps filled from the store, another history announced.
 
 use super::*;
+use crate::rules::Rule;
 
 impl Hub {
     pub(super) fn seek(&mut self, pause: Duration) {
@@ -98,7 +99,8 @@ impl Hub {
         match frame {
             FollowFrame::Record(published) => {
                 let is_new = |hub: &Self| hub.at.as_ref().is_some_and(|at| published.record.seq > at.seq);
-                if is_new(self) && published.prev > seq && !self.fill_to(published.prev).await {
+                let lacks_prev = published.prev > seq && self.shared.node.rules.hold(Rule::PrevFills);
+                if is_new(self) && lacks_prev && !self.fill_to(published.prev).await {
                     return self.lost();
                 }
                 // The read may have brought this very record, too: it is in the store before it is published.
@@ -112,7 +114,8 @@ impl Hub {
                 self.presence_changed();
             }
             FollowFrame::Position(head) => {
-                if head > seq && !self.fill_to(head).await {
+                let is_behind = head > seq && self.shared.node.rules.hold(Rule::PositionFills);
+                if is_behind && !self.fill_to(head).await {
                     self.lost();
                 }
             }

@@ -64,6 +64,8 @@ pub(super) fn metric(metrics: &Metrics, name: &str) -> String {
 pub(super) struct Scripted {
     pub(super) asked: AtomicUsize,
     pub(super) done: AtomicUsize,
+    /// The conversations of appends, in the order in which they were begun.
+    pub(super) appends: Mutex<Vec<String>>,
     pub(super) held: Notify,
     pub(super) release: Semaphore,
     pub(super) notices: mpsc::UnboundedSender<(Incarnation, Notice)>,
@@ -83,7 +85,12 @@ impl Service for Scripted {
                 }
                 conversation.as_str().parse().ok()
             }
-            Request::Append { drafts, .. } => Some(u32::try_from(drafts.len()).expect("few")),
+            Request::Append { conversation, drafts, .. } => {
+                self.appends.lock().expect("not poisoned").push(conversation.as_str().to_owned());
+                // Nothing here is done at once.
+                tokio::task::yield_now().await;
+                Some(u32::try_from(drafts.len()).expect("few"))
+            }
             _ => None,
         };
         self.done.fetch_add(1, Ordering::SeqCst);
@@ -132,6 +139,7 @@ impl Node {
         let service = Arc::new(Scripted {
             asked: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
+            appends: Mutex::default(),
             held: Notify::new(),
             release: Semaphore::new(0),
             notices: notices_to,

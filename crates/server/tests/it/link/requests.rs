@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use conch_core::ids::{Incarnation, Seq};
-use conch_server::link::{Link, LinkError, LinkLimits, Notice, Peer};
+use conch_server::link::{Hops, Link, LinkError, LinkLimits, Notice, Peer, Request};
 
 use super::harness::{LONG, Node, OWNER, asker, connected, conversation, metric, quick, sessions, settings};
 
@@ -29,6 +29,29 @@ async fn requests_are_answered_beside_each_other_on_one_connection() {
     assert!(held.await.expect("no panic").is_ok());
     assert_eq!(metric(&node.metrics, "conch_link_peers"), "1", "one connection for all");
     assert_eq!(metric(&node.metrics, "conch_link_answers_total"), "101");
+    node.stop().await;
+}
+
+/// With several threads, tasks that are spawned one after the other are not begun in that order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn appends_are_begun_in_the_order_in_which_they_were_asked_for() {
+    let node = Node::usual().await;
+    let (link, peer) = (asker(quick()), node.peer());
+    assert_eq!(link.ask(&peer, sessions("1"), LONG).await, Ok(connected(1)), "the connection stands");
+    let mut asked = Vec::new();
+    for number in 0..200_u32 {
+        let append =
+            Request::Append { conversation: conversation(&number.to_string()), drafts: Vec::new(), hops: Hops::START };
+        let mut asking = Box::pin(link.ask(&peer, append, LONG));
+        // Once polled, it is on its way.
+        assert!(futures_util::poll!(&mut asking).is_pending());
+        asked.push(asking);
+    }
+    for answer in futures_util::future::join_all(asked).await {
+        assert_eq!(answer, Ok(connected(0)));
+    }
+    let begun = std::mem::take(&mut *node.service.appends.lock().expect("not poisoned"));
+    assert_eq!(begun, (0..200).map(|number| number.to_string()).collect::<Vec<_>>());
     node.stop().await;
 }
 

@@ -1,0 +1,49 @@
+//! Rules of routing and following that a test can take away, to show that it would be noticed.
+//!
+//! Invariant: in the product every rule holds; only tests and the simulation can say otherwise.
+
+/// One rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// What is believed of an owner elsewhere goes at the first sign of trouble.
+    TroubleForgets,
+    /// A write is passed on a few times at most.
+    HopsEnd,
+    /// An owner that makes no progress for a lease loses its conversation.
+    WatchdogReleases,
+    /// An owner whose lease the watchdog gave up ends when it comes round again.
+    DeposedEnds,
+    /// A node that drains claims nothing.
+    DrainingClaimsNothing,
+    /// A conversation is owned in its regions alone.
+    ResidencyIsKept,
+    /// F2: a follower that lacks the preceding record reads the range.
+    PrevFills,
+    /// F3: a follower that is behind the owner's position reads the range.
+    PositionFills,
+    /// F3: an owner that is silent is looked for again.
+    SilenceLooksAgain,
+    /// F7: a follower claims where nobody owns.
+    FollowersClaim,
+}
+
+/// The rules that hold.
+#[derive(Debug, Clone, Default)]
+pub struct Rules {
+    off: Vec<Rule>,
+}
+
+impl Rules {
+    /// All but these.
+    #[cfg(any(test, feature = "mutants"))]
+    #[must_use]
+    pub fn without(rules: &[Rule]) -> Self {
+        Self { off: rules.to_vec() }
+    }
+
+    /// Does it hold?
+    #[must_use]
+    pub fn hold(&self, rule: Rule) -> bool {
+        !self.off.contains(&rule)
+    }
+}

@@ -111,6 +111,12 @@ impl Request {
         Self { body: Some(body), ..Self::new(Method::POST, segments) }
     }
 
+    /// A POST without a body, which may be sent again.
+    #[must_use]
+    pub fn post_empty(segments: &[&str]) -> Self {
+        Self::new(Method::POST, segments)
+    }
+
     /// A DELETE.
     #[must_use]
     pub fn delete(segments: &[&str]) -> Self {

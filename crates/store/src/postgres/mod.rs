@@ -41,7 +41,7 @@ use tokio::runtime::Handle;
 pub use admin::{restored, switch_leases};
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
-pub use verify::verify;
+pub use verify::{verify, verify_conversation};
 
 use append::{FenceGuard, Writers};
 use error::CallError;

@@ -2,8 +2,16 @@
 //!
 //! Invariants: a client that starts from a state and applies every later diff has exactly the current state, whatever
 //! came and went in between; below the threshold changes are told as diffs, above it only as a count, so that a rush
-//! costs O(1) messages a window. Deliberately absent: timers (the shell calls [`Presence::flush`]), and merging gateways.
+//! costs O(1) messages a window; and whoever another gateway shows is shown here until an owner says otherwise, so that
+//! nobody flaps while the conversation changes its owner. Deliberately absent: timers (the shell calls
+//! [`Presence::flush`]), and the merging of gateways' shards ([`merge`]), which is the owner's.
 
+pub mod merge;
+mod others;
+pub mod shard;
+
+#[cfg(test)]
+mod merge_tests;
 #[cfg(test)]
 mod tests;
 
@@ -14,15 +22,22 @@ use std::time::Duration;
 use crate::ids::Subject;
 use crate::time::Monotonic;
 use crate::wire::push_json_text;
+use others::Settling;
+use shard::{Due, Meta, MetaRef, Outgoing, ShardNews, ShardReport, Wanted};
 
 /// Connected sessions from which only a count is told, by default.
 pub const COUNT_THRESHOLD: usize = 1000;
+/// Most connected sessions, over all gateways, whose presence may be told by name: the largest threshold.
+pub const NAMED_MAX: usize = 3_000;
 /// Most sessions of one subject that clients are shown. Others are kept, and move up as those leave.
 pub const SHOWN_METAS_MAX: usize = 16;
 /// Least time between two counts.
 pub const COUNT_INTERVAL: Duration = Duration::from_secs(10);
 /// How long the number must stay below 0.8 × the threshold before diffs are told again.
 pub const CALM: Duration = Duration::from_secs(10);
+/// How long those who are shown by others stay so after a new owner was found, unless it says so: by then the other
+/// gateways have found it, too.
+pub const SETTLE: Duration = Duration::from_secs(6);
 /// Most subjects and metas remembered for one diff; a window with more tells the whole state instead.
 pub const DIFF_MAX: usize = 4096;
 
@@ -66,29 +81,32 @@ impl Announcement {
     }
 }
 
-/// The number of a session in the order of joining; unique in one [`Presence`].
-type Turn = u64;
-
 type Name = Option<Arc<str>>;
 
 /// What has changed for one subject since the last flush.
 #[derive(Debug, Default)]
 struct Change {
     /// Shown at the last flush.
-    base: BTreeSet<Turn>,
+    base: BTreeSet<MetaRef>,
     /// All that some client may have been shown: the base, and what states given out since have added.
-    exposed: BTreeMap<Turn, Name>,
+    exposed: BTreeMap<MetaRef, Name>,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Presence {
-    /// Tells this incarnation's references from those of any other.
-    salt: u64,
+    /// Tells this hub's sessions from those of any other.
+    hub: u64,
     threshold: usize,
-    next_turn: Turn,
-    sessions: BTreeMap<u64, (Subject, Turn)>,
-    subjects: BTreeMap<Subject, BTreeMap<Turn, Name>>,
+    next_turn: u64,
+    sessions: BTreeMap<u64, (Subject, MetaRef)>,
+    /// Those of other hubs.
+    others: BTreeMap<MetaRef, Subject>,
+    /// Sessions over all gateways, while the owner only counts.
+    told: Option<usize>,
+    settling: Option<Settling>,
+    outgoing: Outgoing,
+    subjects: BTreeMap<Subject, BTreeMap<MetaRef, Name>>,
     changes: BTreeMap<Subject, Change>,
     /// Subjects and metas in `changes`.
     change_size: usize,
@@ -102,15 +120,19 @@ pub struct Presence {
 }
 
 impl Presence {
-    /// Nobody is here. `salt` differs for each incarnation and conversation; `threshold` is that of [`Mode::Count`]
-    /// (at least 1).
+    /// Nobody is here. `hub` differs for each hub that there ever was; `threshold` is that of [`Mode::Count`] (at
+    /// least 1).
     #[must_use]
-    pub fn new(salt: u64, threshold: usize) -> Self {
+    pub fn new(hub: u64, threshold: usize) -> Self {
         Self {
-            salt,
+            hub,
             threshold: threshold.max(1),
             next_turn: 0,
             sessions: BTreeMap::new(),
+            others: BTreeMap::new(),
+            told: None,
+            settling: None,
+            outgoing: Outgoing::new(),
             subjects: BTreeMap::new(),
             changes: BTreeMap::new(),
             change_size: 0,
@@ -124,37 +146,80 @@ impl Presence {
     /// A session of `subject` is here. A session that was here already leaves first.
     pub fn join(&mut self, session: u64, subject: &Subject, name: Name) {
         self.leave(session);
-        self.note_change(subject);
-        let turn = self.next_turn;
+        let reference = MetaRef { turn: self.next_turn, hub: self.hub };
         self.next_turn += 1;
-        self.sessions.insert(session, (subject.clone(), turn));
-        self.subjects.entry(subject.clone()).or_default().insert(turn, name);
-        if self.sessions.len() >= self.threshold && self.mode == Mode::Full {
-            self.mode = Mode::Count;
-            self.state_is_due = false;
-            self.forget_changes();
+        self.sessions.insert(session, (subject.clone(), reference));
+        self.show(reference, subject, name);
+        self.outgoing.joined(reference);
+        self.has_risen();
+    }
+
+    /// A session is gone. One that was not here changes nothing.
+    pub fn leave(&mut self, session: u64) {
+        let Some((subject, reference)) = self.sessions.remove(&session) else { return };
+        self.hide(reference, &subject);
+        self.outgoing.left(reference);
+    }
+
+    fn show(&mut self, reference: MetaRef, subject: &Subject, name: Name) {
+        self.note_change(subject);
+        self.subjects.entry(subject.clone()).or_default().insert(reference, name);
+    }
+
+    fn hide(&mut self, reference: MetaRef, subject: &Subject) {
+        self.note_change(subject);
+        if let Some(metas) = self.subjects.get_mut(subject) {
+            metas.remove(&reference);
+            if metas.is_empty() {
+                self.subjects.remove(subject);
+            }
+        }
+    }
+
+    fn has_risen(&mut self) {
+        if self.count() >= self.threshold {
+            self.begin_to_count();
         }
         if !self.is_calm() {
             self.calm_since = None;
         }
     }
 
-    /// A session is gone. One that was not here changes nothing.
-    pub fn leave(&mut self, session: u64) {
-        let Some((subject, turn)) = self.sessions.remove(&session) else { return };
-        self.note_change(&subject);
-        if let Some(metas) = self.subjects.get_mut(&subject) {
-            metas.remove(&turn);
-            if metas.is_empty() {
-                self.subjects.remove(&subject);
-            }
+    fn begin_to_count(&mut self) {
+        if self.mode == Mode::Full {
+            self.mode = Mode::Count;
+            self.state_is_due = false;
+            self.forget_changes();
         }
     }
 
-    /// Connected sessions.
+    /// Connected sessions over all gateways, as far as this hub knows: never fewer than its own.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.sessions.len()
+        let known = self.sessions.len() + self.others.len();
+        self.told.map_or(known, |told| told.max(known))
+    }
+
+    /// What the owner is to be told now, if anything; called after changes and twice a second.
+    #[must_use]
+    pub fn report(&mut self, now: Monotonic) -> Option<ShardReport> {
+        let (serial, due) = self.outgoing.due(now, self.sessions.len(), self.threshold)?;
+        let news = match due {
+            Due::Whole => ShardNews::Whole(self.own_metas(|_| true)),
+            Due::Changed { joins, leaves } => {
+                let joins = self.own_metas(|reference| joins.contains(reference));
+                ShardNews::Changed { joins, leaves: leaves.into_iter().collect() }
+            }
+            Due::Counted => ShardNews::Counted,
+            Due::Still => ShardNews::Still,
+        };
+        let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
+        Some(ShardReport { hub: self.hub, serial, sessions, news })
+    }
+
+    fn own_metas(&self, wanted: impl Fn(&MetaRef) -> bool) -> Vec<Meta> {
+        let wanted = self.sessions.values().filter(|(_, reference)| wanted(reference));
+        wanted.map(|(sub, reference)| self.meta(*reference, sub)).collect()
     }
 
     /// How presence is told at the moment.
@@ -184,7 +249,7 @@ impl Presence {
             }
         }
         self.bound_changes();
-        let mut json = JsonOfMetas::new(self.salt);
+        let mut json = JsonOfMetas::new();
         for (subject, metas) in &self.subjects {
             json.subject(subject, shown(Some(metas)));
         }
@@ -195,6 +260,7 @@ impl Presence {
     /// has happened since the last call: who came and went in between is not in it.
     #[must_use]
     pub fn flush(&mut self, now: Monotonic) -> Option<Announcement> {
+        self.settle(now);
         if self.mode == Mode::Count {
             return self.flush_count(now);
         }
@@ -202,10 +268,10 @@ impl Presence {
             return Some(Announcement::State(self.state_json()));
         }
         self.change_size = 0;
-        let (mut joins, mut leaves) = (JsonOfMetas::new(self.salt), JsonOfMetas::new(self.salt));
+        let (mut joins, mut leaves) = (JsonOfMetas::new(), JsonOfMetas::new());
         for (subject, change) in std::mem::take(&mut self.changes) {
             let metas = self.subjects.get(&subject);
-            let is_shown = |turn: &Turn| shown(metas).any(|(shown, _)| shown == *turn);
+            let is_shown = |turn: &MetaRef| shown(metas).any(|(shown, _)| shown == *turn);
             joins.subject(&subject, shown(metas).filter(|(turn, _)| !change.base.contains(turn)));
             let gone = change.exposed.iter().filter(|(turn, _)| !is_shown(turn));
             leaves.subject(&subject, gone.map(|(turn, name)| (*turn, name)));
@@ -217,7 +283,7 @@ impl Presence {
     }
 
     fn flush_count(&mut self, now: Monotonic) -> Option<Announcement> {
-        if self.is_calm() {
+        if self.is_calm() && self.outgoing.wanted == Wanted::Names {
             let since = *self.calm_since.get_or_insert(now);
             if now.since(since) >= CALM {
                 self.mode = Mode::Full;
@@ -240,7 +306,7 @@ impl Presence {
 
     /// Below 0.8 × the threshold.
     fn is_calm(&self) -> bool {
-        self.sessions.len().saturating_mul(5) < self.threshold.saturating_mul(4)
+        self.count().saturating_mul(5) < self.threshold.saturating_mul(4)
     }
 
     /// Remembers what is shown of a subject, before the first change since the last flush.
@@ -248,7 +314,7 @@ impl Presence {
         if self.mode == Mode::Count || self.state_is_due || self.changes.contains_key(subject) {
             return;
         }
-        let exposed: BTreeMap<Turn, Name> =
+        let exposed: BTreeMap<MetaRef, Name> =
             shown(self.subjects.get(subject)).map(|(turn, name)| (turn, name.clone())).collect();
         self.change_size += 1 + exposed.len();
         let change = Change { base: exposed.keys().copied().collect(), exposed };
@@ -270,19 +336,18 @@ impl Presence {
 }
 
 /// The metas of a subject that clients are shown: the first to have joined.
-fn shown(metas: Option<&BTreeMap<Turn, Name>>) -> impl Iterator<Item = (Turn, &Name)> {
+fn shown(metas: Option<&BTreeMap<MetaRef, Name>>) -> impl Iterator<Item = (MetaRef, &Name)> {
     metas.into_iter().flatten().take(SHOWN_METAS_MAX).map(|(turn, name)| (*turn, name))
 }
 
 /// Writes `{key:{"metas":[{"phx_ref":…,"name":…},…]},…}`.
 struct JsonOfMetas {
-    salt: u64,
     json: String,
 }
 
 impl JsonOfMetas {
-    fn new(salt: u64) -> Self {
-        Self { salt, json: "{".to_owned() }
+    fn new() -> Self {
+        Self { json: "{".to_owned() }
     }
 
     fn is_empty(&self) -> bool {
@@ -290,9 +355,9 @@ impl JsonOfMetas {
     }
 
     /// A subject without metas leaves no trace.
-    fn subject<'a>(&mut self, subject: &Subject, metas: impl Iterator<Item = (Turn, &'a Name)>) {
+    fn subject<'a>(&mut self, subject: &Subject, metas: impl Iterator<Item = (MetaRef, &'a Name)>) {
         let mut is_first = true;
-        for (turn, name) in metas {
+        for (reference, name) in metas {
             if is_first {
                 let separator = if self.is_empty() { "" } else { "," };
                 self.json.push_str(separator);
@@ -302,16 +367,16 @@ impl JsonOfMetas {
                 self.json.push(',');
             }
             is_first = false;
-            self.meta(turn, name.as_deref());
+            self.meta(reference, name.as_deref());
         }
         if !is_first {
             self.json.push_str("]}");
         }
     }
 
-    fn meta(&mut self, turn: Turn, name: Option<&str>) {
+    fn meta(&mut self, reference: MetaRef, name: Option<&str>) {
         self.json.push_str(r#"{"phx_ref":"#);
-        push_json_text(&mut self.json, &format!("{:x}.{turn}", self.salt));
+        push_json_text(&mut self.json, &format!("{:x}.{}", reference.hub, reference.turn));
         if let Some(name) = name {
             self.json.push_str(r#","name":"#);
             push_json_text(&mut self.json, name);

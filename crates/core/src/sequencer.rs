@@ -24,6 +24,9 @@ use crate::{body::BodyHash, ids::ConvRef};
 pub struct SequencerLimits {
     /// Numbers reserved ahead at a time. Default 1,000.
     pub block: u64,
+    /// Numbers that the next reign skips above the reserved ones if this one ends uncleanly. So none is given above that
+    /// many, and a batch has at most so many records (one group may exceed it alone). Default 1,000.
+    pub gap: u64,
     /// Most records of one commit.
     pub batch_records: usize,
     /// Most body bytes of one commit (one group may exceed it alone).
@@ -41,6 +44,7 @@ impl Default for SequencerLimits {
     fn default() -> Self {
         Self {
             block: 1_000,
+            gap: 1_000,
             batch_records: 512,
             batch_bytes: 4 * 1024 * 1024,
             queue_records: 4_096,
@@ -325,6 +329,10 @@ impl Sequencer {
             return self.refuse_groups(groups, &refusal, out);
         }
         let groups = self.take_batch();
+        if self.is_beyond_the_gap(&groups) {
+            self.refuse_groups(groups, &moved(), out);
+            return self.end(&moved(), None, out);
+        }
         let first = self.next_seq;
         let mut records = Vec::with_capacity(groups.iter().map(|group| group.drafts.len()).sum());
         for draft in groups.iter().flat_map(|group| &group.drafts) {
@@ -338,11 +346,20 @@ impl Sequencer {
         out.push(Action::Commit(CommitRequest { prev: self.last_seq, hi, reserve, records }));
     }
 
+    /// Appends that failed for certain used up what the next reign skips: with these, a number could be given that it gives,
+    /// too. That reign starts above all of them.
+    fn is_beyond_the_gap(&self, groups: &[Group]) -> bool {
+        let records: usize = groups.iter().map(|group| group.drafts.len()).sum();
+        let some_failed = self.next_seq > self.reserved_to.next();
+        let last = self.next_seq.0 + records as u64 - 1;
+        some_failed && last > self.reserved_to.0.saturating_add(self.limits.gap)
+    }
+
     fn take_batch(&mut self) -> Vec<Group> {
+        let most = self.limits.batch_records.min(usize::try_from(self.limits.gap).unwrap_or(usize::MAX));
         let (mut groups, mut records, mut bytes) = (Vec::new(), 0, 0);
         while let Some(group) = self.queue.front() {
-            let fits = records + group.drafts.len() <= self.limits.batch_records
-                && bytes + group.bytes <= self.limits.batch_bytes;
+            let fits = records + group.drafts.len() <= most && bytes + group.bytes <= self.limits.batch_bytes;
             if !groups.is_empty() && !fits {
                 break;
             }

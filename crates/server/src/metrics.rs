@@ -67,6 +67,8 @@ label! {
         Commit = "commit",
         /// Ownership claims in flight.
         Claims = "claims",
+        /// Ownership claims that nobody waits for.
+        ClaimRate = "claim_rate",
         /// Frames that wait for one follower of an owner.
         Followers = "followers",
         /// Commands that wait for one hub.

@@ -54,6 +54,8 @@ pub struct OwnerLimits {
     pub commands: usize,
     /// Frames that may wait for one follower; above it the follower is dropped and comes back.
     pub follower_frames: usize,
+    /// Sessions over all gateways from which on presence is a count.
+    pub presence_threshold: usize,
     /// Batches that may wait for the group commit.
     pub commit_queue: usize,
     /// Most batches of one group commit.
@@ -62,12 +64,14 @@ pub struct OwnerLimits {
     pub hibernate_after: Duration,
     /// Idle for this long: its lease goes too.
     pub release_after: Duration,
-    /// Numbers that an unclean takeover skips.
-    pub gap: u64,
     /// Owners elsewhere that are remembered.
     pub known_owners: usize,
     /// Claims under way at once.
     pub claims: usize,
+    /// Claims a second that nobody waits for.
+    pub claims_per_s: u32,
+    /// Of these at once.
+    pub claims_burst: u32,
     /// How long a gateway itself waits and retries before it answers with a directive.
     pub route_budget: Duration,
 }
@@ -78,13 +82,15 @@ impl Default for OwnerLimits {
             sequencer: SequencerLimits::default(),
             commands: 4_096,
             follower_frames: 4_096,
+            presence_threshold: conch_core::presence::COUNT_THRESHOLD,
             commit_queue: 1_024,
             commit_batches: 512,
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
-            gap: 1_000,
             known_owners: 65_536,
             claims: 64,
+            claims_per_s: 500,
+            claims_burst: 100,
             route_budget: Duration::from_secs(5),
         }
     }

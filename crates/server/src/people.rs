@@ -1,9 +1,15 @@
 //! The personal stream: every conversation of mine, with head and unread count, on one connection.
 //!
 //! A task per personal session sends a summary of each conversation once, then again whenever something in it changed;
-//! changes gather for [`WINDOW`], so that a busy conversation costs each of its members a bounded number of look-ups.
+//! changes gather for [`WINDOW`], so that a busy conversation costs each of its members a bounded number of look-ups. What
+//! happens on other nodes is told by notices, which may be lost: so a stream looks at everything again now and then
+//! ([`look_again`]), and nothing stays old for longer than that.
 //!
 //! Deliberately absent: the records themselves. Whoever wants those joins the conversation.
+
+mod look_again;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,7 +19,7 @@ use conch_core::ids::{ConvKey, ConvRef, ConversationId, LogId, Subject};
 use conch_core::time::Timestamp;
 use conch_store::{Summary, SummaryPage, UNREAD_CAP};
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::frame::{Address, Frame};
 use crate::hub::sink::{FrameSink, Push};
@@ -35,6 +41,7 @@ pub struct People {
 
 struct Shared {
     node: Arc<Node>,
+    looks: Semaphore,
     table: Mutex<Table>,
 }
 
@@ -146,7 +153,7 @@ impl People {
     /// No personal streams yet.
     #[must_use]
     pub fn new(node: Arc<Node>) -> Self {
-        Self { shared: Arc::new(Shared { node, table: Mutex::default() }) }
+        Self { shared: Arc::new(Shared { node, looks: Semaphore::new(look_again::LOOKS), table: Mutex::default() }) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -165,7 +172,7 @@ impl People {
             table.by_subject.entry(sub).or_default().insert(id);
             id
         };
-        let task = Stream { people: self.clone(), id, inbox, sink };
+        let task = Stream { people: self.clone(), id, inbox, sink, known: BTreeMap::new() };
         self.shared.node.seams.spawn("personal stream", task.run());
         PersonalSession { id, people: self.clone() }
     }
@@ -239,23 +246,44 @@ struct Stream {
     id: u64,
     inbox: Arc<Inbox>,
     sink: Arc<dyn FrameSink>,
+    /// What was sent last of each conversation.
+    known: BTreeMap<ConvKey, Known>,
+}
+
+/// What the stream's client knows of a conversation.
+struct Known {
+    conversation: ConvRef,
+    /// Of the summary's JSON.
+    fingerprint: u64,
 }
 
 /// Why a stream's task ends.
 struct Ended;
 
 impl Stream {
-    async fn run(self) {
+    async fn run(mut self) {
         // Either way the session is over; whoever holds it drops it.
         let _ = self.stream().await;
     }
 
-    async fn stream(&self) -> Result<(), Ended> {
+    async fn stream(&mut self) -> Result<(), Ended> {
         let address = self.address().await?;
         self.send_all(&address).await?;
         self.send(&Arc::new(Frame::kept(&address, "caught_up", "{}".to_owned()))).await?;
+        let mut look = look_again::Looks::begin(&self.people.shared.node);
         loop {
-            self.inbox.wake.notified().await;
+            // Both branches are cancel safe: a wake-up that nobody took stays.
+            let is_time = tokio::select! {
+                biased;
+                () = self.inbox.wake.notified() => false,
+                () = look.due() => true,
+            };
+            if is_time {
+                if look.next(&self.people.shared.node) == look_again::Look::Needed {
+                    self.look_again(&address).await?;
+                }
+                continue;
+            }
             self.people.shared.node.seams.sleep(WINDOW).await;
             let (memberships, dirty) = {
                 let mut changes = self.inbox.changes();
@@ -291,7 +319,7 @@ impl Stream {
 
     /// Sends a summary of each conversation. A page is read again once its conversations are watched, and the list is gone
     /// through again until nothing new turns up, so that whatever happens meanwhile is either in it or marked.
-    async fn send_all(&self, address: &Address) -> Result<(), Ended> {
+    async fn send_all(&mut self, address: &Address) -> Result<(), Ended> {
         let mut sent = BTreeSet::new();
         let mut after = None;
         while sent.len() < STREAM_CONVERSATIONS {
@@ -306,7 +334,7 @@ impl Stream {
                     // One that has come up meanwhile may not be watched yet.
                     self.people.watch(self.id, &summary.id.clone().into());
                     sent.insert(summary.id.clone());
-                    self.send(&summary_frame(address, summary)).await?;
+                    self.show(address, summary).await?;
                 }
             }
             after = match seen.summaries.last() {
@@ -328,7 +356,12 @@ impl Stream {
         }
     }
 
-    async fn send_membership(&self, address: &Address, conversation: &ConvRef, change: Change) -> Result<(), Ended> {
+    async fn send_membership(
+        &mut self,
+        address: &Address,
+        conversation: &ConvRef,
+        change: Change,
+    ) -> Result<(), Ended> {
         let word = match change {
             Change::Added => "added",
             Change::Removed => "removed",
@@ -342,21 +375,35 @@ impl Stream {
             }
             Change::Removed => {
                 self.people.unwatch(self.id, conversation);
+                self.known.remove(&conversation.key);
                 Ok(())
             }
         }
     }
 
-    async fn send_summary(&self, address: &Address, conversation: &ConvRef) -> Result<(), Ended> {
-        let store = &self.people.shared.node.store;
+    async fn send_summary(&mut self, address: &Address, conversation: &ConvRef) -> Result<(), Ended> {
+        // No member any more: nothing to show.
+        match self.summary(conversation).await? {
+            Some(summary) => self.show(address, &summary).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn summary(&self, conversation: &ConvRef) -> Result<Option<Summary>, Ended> {
         loop {
-            match store.summary(&self.inbox.sub, conversation).await {
-                Ok(Some(summary)) => return self.send(&summary_frame(address, &summary)).await,
-                // No member any more.
-                Ok(None) => return Ok(()),
+            match self.people.shared.node.store.summary(&self.inbox.sub, conversation).await {
+                Ok(summary) => return Ok(summary),
                 Err(error) => self.wait_for_store(&error).await?,
             }
         }
+    }
+
+    async fn show(&mut self, address: &Address, summary: &Summary) -> Result<(), Ended> {
+        let json = summary_json(address, summary);
+        let conversation = ConvRef::from(summary.id.clone());
+        let fingerprint = look_again::fingerprint(&json);
+        self.known.insert(conversation.key, Known { conversation, fingerprint });
+        self.send(&Arc::new(Frame::kept(address, "conversation", json))).await
     }
 
     async fn send(&self, frame: &Arc<Frame>) -> Result<(), Ended> {
@@ -373,54 +420,7 @@ impl Stream {
     }
 }
 
-fn summary_frame(address: &Address, summary: &Summary) -> Arc<Frame> {
-    let json = serde_json::to_string(&SummaryJson::of(summary, &address.log))
-        .expect("a summary has string keys and valid bodies only");
-    Arc::new(Frame::kept(address, "conversation", json))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::testing;
-
-    /// Takes everything.
-    struct Sink;
-
-    impl FrameSink for Sink {
-        fn push(&self, _frame: &Arc<Frame>) -> Push {
-            Push::Accepted
-        }
-
-        fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
-            Box::pin(std::future::ready(()))
-        }
-
-        fn end(&self, _reason: &conch_core::refusal::Refusal) {}
-    }
-
-    /// Who was removed, or has left, costs nothing any more: no record of the conversation wakes the stream.
-    #[tokio::test(start_paused = true)]
-    async fn a_stream_stops_watching_what_its_subject_is_no_member_of() {
-        let node = testing::node(&Config::default(), testing::empty_store());
-        let people = People::new(node);
-        let bob: Subject = "bob".parse().expect("valid");
-        let conversation = |id: &str| ConvRef::from(id.parse::<ConversationId>().expect("valid"));
-        let (left, kept) = (conversation("left"), conversation("kept"));
-        let session = people.join(bob.clone(), Arc::new(Sink));
-        for conversation in [&left, &kept] {
-            people.membership(conversation, &bob, Change::Added);
-        }
-        tokio::time::sleep(WINDOW * 2).await;
-        let watched = |conversation: &ConvRef| people.table().by_conversation.contains_key(&conversation.key);
-        assert!(watched(&left) && watched(&kept));
-        people.membership(&left, &bob, Change::Removed);
-        tokio::time::sleep(WINDOW * 2).await;
-        assert!(!watched(&left), "nobody watches it any more");
-        assert!(watched(&kept));
-        assert_eq!(people.table().watched[&session.id], BTreeSet::from([kept.key]));
-        drop(session);
-        assert!(!watched(&kept) && people.table().watched.is_empty());
-    }
+fn summary_json(address: &Address, summary: &Summary) -> String {
+    serde_json::to_string(&SummaryJson::of(summary, &address.log))
+        .expect("a summary has string keys and valid bodies only")
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::Incarnation;
+use conch_store::Store;
 use tokio::sync::watch;
 
 use crate::auth::origin::OriginPolicy;
-use crate::auth::secret::{Mode, NotLoopback, may_bind};
+use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
@@ -105,12 +106,25 @@ pub async fn run(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
-    let agents = Arc::new(config.agents()?);
     let key = stores::signing_key(&config, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
     let store = stores::open(&config, &key).await?;
+    run_on(store, key, config, started, stop).await
+}
 
+/// As [`run`], on a store that is open already.
+///
+/// # Errors
+/// As [`ServeError`] lists.
+pub async fn run_on(
+    store: Arc<dyn Store>,
+    key: SigningKey,
+    config: Config,
+    started: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<Ended, ServeError> {
+    let agents = Arc::new(config.agents()?);
     let listener = Listener::bind(config.listen).await?;
     let metrics = Arc::new(Metrics::new());
     let readiness = Readiness::new();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use conch_core::body::Body;
 use conch_core::conversation::{ConversationKind, Settings};
-use conch_core::ids::{ConvRef, ConversationId};
+use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::record::{Draft, RecordKind};
 use conch_store::memory::MemoryStore;
-use conch_store::{NewConversation, Store};
+use conch_store::{NewConversation, NodeRow, Registration, Store};
 
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
@@ -96,6 +96,19 @@ pub(crate) async fn hit(node: &Node, queue: &str) {
         tokio::task::yield_now().await;
     }
     panic!("the limit {queue} was not hit");
+}
+
+/// Lets a node believe in one other that it can reach, for an hour.
+pub(crate) fn see_a_peer(node: &Node) {
+    let registration = Registration {
+        incarnation: Incarnation(7),
+        node: "peer".parse().expect("a name"),
+        region: node.region.clone(),
+        addr: "127.0.0.1:1".to_owned(),
+        lifeline: None,
+    };
+    let row = NodeRow { registration, beat: 1, draining: false, expires_in_ms: 3_600_000 };
+    node.nodes.set(vec![row], node.seams.now());
 }
 
 /// A router of a node.

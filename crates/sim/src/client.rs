@@ -60,9 +60,10 @@ impl Lane {
         machines: Vec<Machine>,
         history: History,
         tally: Tally,
-        (world, dice): (Process, Dice),
+        (world, mut dice): (Process, Dice),
     ) -> Self {
-        Self { world, machines, history, tally, name, sender, dice: shared(dice), first: shared(0) }
+        let first = shared(dice.index(machines.len()));
+        Self { world, machines, history, tally, name, sender, dice: shared(dice), first }
     }
 
     fn pause(&self, least_ms: u64, most_ms: u64) -> Duration {

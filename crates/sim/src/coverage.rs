@@ -57,6 +57,26 @@ counters! {
     expired = "leases declared expired",
     /// Deaths declared because a process was gone.
     processes_dead = "processes declared dead",
+    /// Calls between nodes whose outcome the caller was not told.
+    ambiguous_calls = "link calls of unknown outcome",
+    /// Calls between nodes that reached nobody, or somebody else.
+    unreached_calls = "link calls that reached nobody",
+    /// Follow streams that broke on their way.
+    broken_streams = "follow streams broken",
+    /// Writes that a node passed on to another.
+    forwarded_writes = "writes forwarded",
+    /// Follow streams that cross the network.
+    forwarded_follows = "follows forwarded",
+    /// Conversations that one node handed to another.
+    hand_overs = "hand-overs",
+    /// Hand-overs that the receiver was told of and took up at once.
+    adoptions = "adoptions",
+    /// Claims of what a dead node owned.
+    takeovers = "takeovers",
+    /// Conversations taken from a task that made no progress.
+    wedged = "watchdog releases",
+    /// Nodes that drained.
+    drains = "drains",
     /// Clocks that jumped.
     clock_jumps = "clock jumps",
     /// Failovers of the store that lost nothing.

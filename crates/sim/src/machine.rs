@@ -7,16 +7,19 @@ use std::time::Duration;
 
 use conch_core::death::{DeathWatch, Guard};
 use conch_core::heart::Rule;
-use conch_core::ids::{ConvRef, Incarnation, NodeName};
+use conch_core::ids::{ConvRef, Incarnation, NodeName, Region};
 use conch_core::lease::LeaseTiming;
 use conch_server::cluster::heartbeat::{self, LeaseState};
 use conch_server::cluster::membership;
 use conch_server::cluster::nodes::Nodes;
 use conch_server::events::Events;
 use conch_server::hub::{HubLimits, Hubs};
-use conch_server::link::NoLink;
+use conch_server::link::Link;
+use conch_server::link::notices::Notices;
+use conch_server::link::service::NodeService;
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
+use conch_server::people::People;
 use conch_server::router::{Parts, Router};
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
@@ -102,12 +105,27 @@ pub struct Site {
     pub conversations: Vec<ConvRef>,
     /// What went wrong, in sentences.
     pub complaints: Shared<Vec<String>>,
+    /// What each process that ever registered counted itself.
+    pub metrics: Shared<Vec<Arc<Metrics>>>,
+}
+
+impl Site {
+    /// Adds what the nodes counted themselves to what the simulation saw.
+    pub fn count_nodes(&self) {
+        for metrics in lock(&self.metrics).drain(..) {
+            self.tally.count(|coverage| {
+                coverage.forwarded_writes += metrics.forwarded.get();
+                coverage.adoptions += metrics.adopted.get();
+            });
+        }
+    }
 }
 
 /// One machine; clones are the same one.
 #[derive(Clone)]
 pub struct Machine {
     name: String,
+    region: Region,
     site: Site,
     /// The way from this machine to the store.
     pub weather: Shared<Weather>,
@@ -124,11 +142,12 @@ struct State {
 }
 
 impl Machine {
-    /// A machine on which nothing runs yet.
+    /// A machine on which nothing runs yet, in a region.
     #[must_use]
-    pub fn new(name: &str, site: Site, dice: Dice) -> Self {
+    pub fn new(name: &str, region: &str, site: Site, dice: Dice) -> Self {
         let state = State { dice, process: None, running: None, started: 0 };
-        Self { name: name.to_owned(), site, weather: shared(Weather::Calm), state: shared(state) }
+        let region = region.parse().expect("a region's name");
+        Self { name: name.to_owned(), region, site, weather: shared(Weather::Calm), state: shared(state) }
     }
 
     /// The node, if it has started and its process is alive.
@@ -186,7 +205,7 @@ impl Machine {
         let node = Arc::new(Node {
             me: process.seams().incarnation(),
             name: self.name.parse::<NodeName>().expect("a machine's name is a node's name"),
-            region: "local".parse().expect("valid"),
+            region: self.region.clone(),
             store: store.clone(),
             seams: process.seams(),
             timing: limits.timing,
@@ -196,6 +215,7 @@ impl Machine {
             nodes: Nodes::default(),
             events: Events::new(process.seams().clock),
         });
+        lock(&self.site.metrics).push(node.metrics.clone());
         let network = self.site.network.clone();
         network.listen(&self.addr(), node.me, process.clone());
         let started = match self.site.removed.rule {
@@ -207,15 +227,23 @@ impl Machine {
             process.note("cannot start");
             return process.kill();
         };
-        let parts = Parts { agents: Arc::new(agents()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
+        let me = node.me;
+        let link: Arc<dyn Link> =
+            Arc::new(SimulatedLink { network: network.clone(), me, addr: self.addr(), process: process.clone() });
+        let people = People::new(node.clone());
+        let publishing = (people.clone(), Notices::start(node.clone(), link.clone()));
+        let on_published = Arc::new(move |conversation: &_, seq| {
+            publishing.0.published(conversation);
+            publishing.1.published(conversation, seq);
+        });
+        let parts = Parts { agents: Arc::new(agents()), on_published, link: link.clone() };
         let router = Router::start(node.clone(), parts);
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
-        let me = node.me;
-        let link = Arc::new(SimulatedLink { network, addr: self.addr(), process: process.clone() });
         let watch = DeathWatch::without(limits.timing, &self.site.removed.guards);
         process.spawn("membership", membership::run_with(node.clone(), router.clone(), Some(link), watch));
-        let running = Running { me, process: process.clone(), router, hubs, store, node };
-        self.serve(running);
+        let service = NodeService { node: node.clone(), router: router.clone(), hubs: hubs.clone(), people };
+        network.serve(&self.addr(), me, Arc::new(service));
+        self.serve(Running { me, process: process.clone(), router, hubs, store, node });
         while lease.changed().await.is_ok() {
             if *lease.borrow() == LeaseState::Lost {
                 self.site.tally.count(|coverage| coverage.lost_leases += 1);
@@ -230,6 +258,23 @@ impl Machine {
         if state.process.as_ref().is_some_and(|process| process.is_same(&running.process)) {
             state.running = Some(running);
         }
+    }
+
+    /// An orderly restart's beginning: the node's row says that it drains, what it owns is handed to its peers, and all the
+    /// while it answers. Turns that run may keep their owner for `patience`.
+    pub async fn drain(&self, patience: Duration) {
+        let Some(running) = self.running() else { return };
+        let Running { me, process, router, store, .. } = running;
+        let (done, drained) = oneshot::channel();
+        process.spawn("drain", async move {
+            // Peers that do not hear of it offer to take more, and are refused.
+            drop(store.set_draining(me).await);
+            router.drain(patience).await;
+            let _ = done.send(());
+        });
+        // An error is the end of the process.
+        let _ = drained.await;
+        self.site.tally.count(|coverage| coverage.drains += 1);
     }
 
     /// Lets the node finish what is under way, release what it owns and take its row away, within `patience`; then ends

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use conch_core::history::Event;
-use conch_core::ids::{ClientMsgId, ConvKey, ConvRef, ConversationId, Epoch, Incarnation, LogId, Seq, Subject};
+use conch_core::ids::{ClientMsgId, ConvKey, ConvRef, ConversationId, Epoch, Incarnation, LogId, Region, Seq, Subject};
 use conch_core::time::Timestamp;
 use conch_server::seams::Clock as _;
 use conch_store::memory::MemoryStore;
@@ -43,6 +43,17 @@ pub struct Recorder {
     names: Arc<BTreeMap<ConvKey, ConversationId>>,
     answer: Answer,
     tally: Tally,
+    regions: Shared<Regions>,
+}
+
+/// Who is where, and what may be owned where.
+#[derive(Default)]
+struct Regions {
+    nodes: BTreeMap<Incarnation, Region>,
+    /// Empty: anywhere.
+    allowed: BTreeMap<ConvKey, Vec<Region>>,
+    /// Claims and hand-overs to where the conversation may not be, in sentences.
+    trespasses: Vec<String>,
 }
 
 impl Recorder {
@@ -57,7 +68,13 @@ impl Recorder {
         answer: Answer,
     ) -> Self {
         let names = conversations.iter().map(|conversation| (conversation.key, conversation.id.clone())).collect();
-        Self { inner, history, world, names: Arc::new(names), answer, tally }
+        Self { inner, history, world, names: Arc::new(names), answer, tally, regions: Shared::default() }
+    }
+
+    /// Where conversations were owned that may not be there.
+    #[must_use]
+    pub fn trespasses(&self) -> Vec<String> {
+        lock(&self.regions).trespasses.clone()
     }
 
     /// The store behind.
@@ -66,7 +83,8 @@ impl Recorder {
         &self.inner
     }
 
-    fn claimed(&self, key: ConvKey, armed: &Armed) {
+    fn claimed(&self, key: ConvKey, by: Incarnation, armed: &Armed) {
+        lock(&self.regions).claimed(key, by);
         let conversation = self.names.get(&key).expect("a conversation of this simulation").clone();
         self.tally.count(|coverage| coverage.claims += 1);
         self.history.add(|t_us| Event::Claimed { conversation, epoch: armed.epoch, t_us });
@@ -111,6 +129,16 @@ impl Recorder {
     }
 }
 
+impl Regions {
+    fn claimed(&mut self, key: ConvKey, by: Incarnation) {
+        let allowed = self.allowed.get(&key).map(Vec::as_slice).unwrap_or_default();
+        let region = self.nodes.get(&by);
+        if !allowed.is_empty() && !region.is_some_and(|region| allowed.contains(region)) {
+            self.trespasses.push(format!("{key:?} is owned in {region:?}, but may only be in {allowed:?}"));
+        }
+    }
+}
+
 /// Passes calls on; the `special` ones are written out.
 macro_rules! pass_on {
     (impl $trait:ident { $(fn $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* special { $($special:tt)* } }) => {
@@ -126,7 +154,6 @@ macro_rules! pass_on {
 
 pass_on! {
     impl LeaseStore {
-        fn register(registration: &Registration, ttl: Duration) -> ();
         fn renew(me: Incarnation, ttl: Duration) -> Option<u64>;
         fn replace_lifeline(me: Incarnation, ttl: Duration, lifeline: Lifeline) -> Option<u64>;
         fn nodes() -> Vec<NodeRow>;
@@ -135,8 +162,19 @@ pass_on! {
         fn expel(dead: Incarnation) -> bool;
         fn resolve(conversation: &ConvRef) -> Option<Resolution>;
         fn release(held: &Held, first_seq: Seq) -> bool;
-        fn release_wedged(held: &Held, gap: u64) -> bool;
         special {
+            async fn register(&self, registration: &Registration, ttl: Duration) -> Result<(), StoreError> {
+                let Registration { incarnation, region, .. } = registration.clone();
+                lock(&self.regions).nodes.insert(incarnation, region);
+                self.inner.register(registration, ttl).await
+            }
+
+            async fn release_wedged(&self, held: &Held, gap: u64) -> Result<bool, StoreError> {
+                let released = self.inner.release_wedged(held, gap).await?;
+                self.tally.count(|coverage| coverage.wedged += u64::from(released));
+                Ok(released)
+            }
+
             fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
                 self.inner.lifelines()
             }
@@ -167,7 +205,9 @@ pass_on! {
             async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {
                 let outcome = self.inner.claim(request).await?;
                 if let ClaimOutcome::Won(armed) = &outcome {
-                    self.claimed(request.conversation, armed);
+                    self.claimed(request.conversation, request.me, armed);
+                    let takeover = request.seen_owner.is_some_and(|owner| owner != request.me);
+                    self.tally.count(|coverage| coverage.takeovers += u64::from(takeover));
                 }
                 Ok(outcome)
             }
@@ -181,7 +221,8 @@ pass_on! {
             ) -> Result<Option<Armed>, StoreError> {
                 let armed = self.inner.hand_off(held, to, first_seq, margin).await?;
                 if let Some(armed) = &armed {
-                    self.claimed(held.conversation, armed);
+                    self.claimed(held.conversation, to, armed);
+                    self.tally.count(|coverage| coverage.hand_overs += 1);
                 }
                 Ok(armed)
             }
@@ -195,7 +236,6 @@ pass_on! {
         fn range(query: &RangeQuery) -> Option<Page>;
         fn count_after(conversation: &ConvRef, after: Seq, limit: usize) -> usize;
         fn find(conversation: &ConvRef, sender: &Subject, id: &ClientMsgId) -> Option<Landed>;
-        fn create_conversation(new: &NewConversation) -> Created;
         fn conversation(conversation: &ConvRef) -> Option<ConversationInfo>;
         fn patch_conversation(conversation: &ConvRef, patch: &ConversationPatch) -> Option<ConversationInfo>;
         fn add_member(conversation: &ConvRef, sub: &Subject) -> MembershipChange;
@@ -209,6 +249,11 @@ pass_on! {
         fn save_checkpoint(conversation: &ConvRef, epoch: Epoch, me: Incarnation, checkpoint: &Checkpoint) -> bool;
         fn checkpoint(conversation: &ConvRef) -> Option<Checkpoint>;
         special {
+            async fn create_conversation(&self, new: &NewConversation) -> Result<Created, StoreError> {
+                lock(&self.regions).allowed.insert(new.conversation.key, new.regions.clone());
+                self.inner.create_conversation(new).await
+            }
+
             async fn append(&self, me: Incarnation, batches: Vec<Batch>) -> Result<Vec<AppendOutcome>, StoreError> {
                 match &self.answer {
                     Answer::AfterCommit => self.apply(me, batches).await,

@@ -14,6 +14,8 @@ use crate::machine::{NodeLimits, Proof};
 pub struct Scenario {
     /// Machines that run a node.
     pub machines: usize,
+    /// Regions that they are spread over.
+    pub regions: usize,
     /// What proves that a node is dead.
     pub proof: Proof,
     /// Conversations.
@@ -45,10 +47,11 @@ impl Scenario {
     /// Draws a plan.
     #[must_use]
     pub fn draw(dice: &mut Dice) -> Self {
-        let machines = 1 + dice.index(2);
+        let machines = 1 + dice.index(3);
         let proof = if machines == 1 && dice.chance(500) { Proof::Lock } else { Proof::Lease };
         Self {
             machines,
+            regions: if machines > 1 && dice.chance(300) { 2 } else { 1 },
             proof,
             conversations: 1 + dice.index(3),
             sessions: dice.index(2),
@@ -77,7 +80,7 @@ fn owner_limits(dice: &mut Dice) -> OwnerLimits {
     limits.commit_batches = one_of(dice, &[1, 512]);
     limits.hibernate_after = one_of(dice, &[Duration::from_millis(400), Duration::from_secs(60)]);
     limits.release_after = one_of(dice, &[Duration::from_secs(1), Duration::from_secs(600)]);
-    limits.gap = one_of(dice, &[5, 1_000]);
+    limits.sequencer.gap = one_of(dice, &[5, 1_000]);
     limits.route_budget = one_of(dice, &[Duration::from_millis(200), Duration::from_secs(5)]);
     limits
 }

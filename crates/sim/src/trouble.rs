@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use conch_store::LeaseStore as _;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::mpsc;
 
 use crate::dice::Dice;
 use crate::executor::{Halt, Process};
 use crate::machine::{Machine, Proof, Site};
+use crate::network::Sea;
 use crate::shared::lock;
 use crate::weather::Weather;
 
@@ -21,8 +22,22 @@ const LONGEST: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Tasks that a halt may pick out, by the names that the server gives them.
-const TASKS: &[&str] =
-    &["owner", "hub", "group commit", "claim", "catch-up", "router sweep", "membership", "due", "heartbeat", "request"];
+const TASKS: &[&str] = &[
+    "owner",
+    "owner",
+    "hub",
+    "group commit",
+    "claim",
+    "catch-up",
+    "router sweep",
+    "watchdog",
+    "membership",
+    "due",
+    "heartbeat",
+    "request",
+    "link-answer",
+    "link-stream",
+];
 
 /// Causes trouble for `duration` and waits until all of it is over.
 pub async fn cause(site: Site, machines: Vec<Machine>, mut dice: Dice, duration: Duration) {
@@ -49,7 +64,7 @@ fn draw(site: &Site, machine: Machine, machines: &[Machine], dice: &mut Dice) ->
     // Mostly short, sometimes past a lease.
     let longest = if dice.chance(700) { Duration::from_millis(1_200) } else { LONGEST };
     let duration = dice.between(Duration::from_millis(5), longest);
-    match dice.below(24) {
+    match dice.below(32) {
         0..=2 => kill(site, &machine),
         3 => Box::pin(async move { machine.shut_down(PATIENCE).await }),
         4..=5 => halt(site, &machine, Halt::Process, duration),
@@ -64,6 +79,11 @@ fn draw(site: &Site, machine: Machine, machines: &[Machine], dice: &mut Dice) ->
         16 => cut_all_lifelines(site),
         17 => cut_network(site, machine, duration),
         18 => outage(site, machines, duration),
+        24 => cut_one_way(site, &machine, &machines[dice.index(machines.len())], duration),
+        25 => reset(site, &machine, &machines[dice.index(machines.len())]),
+        26..=27 => rough_sea(site, duration),
+        28..=30 => restart(machine, duration),
+        31 => rolling_restart(machines, dice),
         _ => weather(world, machine, dice, duration),
     }
 }
@@ -164,6 +184,55 @@ fn cut_network(site: &Site, machine: Machine, duration: Duration) -> BoxFuture<'
     Box::pin(async move {
         world.sleep(duration).await;
         network.mend(&machine.addr());
+    })
+}
+
+/// What one machine sends to another is lost.
+fn cut_one_way(site: &Site, from: &Machine, to: &Machine, duration: Duration) -> BoxFuture<'static, ()> {
+    site.tally.count(|coverage| coverage.cuts += 1);
+    let (world, network, from, to) = (site.executor.world(), site.network.clone(), from.addr(), to.addr());
+    world.note(format_args!("nothing gets from {from} to {to}"));
+    network.cut_one_way(&from, &to);
+    Box::pin(async move {
+        world.sleep(duration).await;
+        network.mend(&from);
+    })
+}
+
+fn reset(site: &Site, one: &Machine, other: &Machine) -> BoxFuture<'static, ()> {
+    site.network.reset(&one.addr(), &other.addr());
+    nothing()
+}
+
+fn rough_sea(site: &Site, duration: Duration) -> BoxFuture<'static, ()> {
+    let (world, network) = (site.executor.world(), site.network.clone());
+    world.note("the sea is rough");
+    network.set_sea(Sea::Rough);
+    Box::pin(async move {
+        world.sleep(duration).await;
+        network.set_sea(Sea::Calm);
+    })
+}
+
+/// As an operator restarts a node: it drains, then it ends; a supervisor starts it again.
+fn restart(machine: Machine, patience: Duration) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        machine.drain(patience).await;
+        machine.shut_down(PATIENCE).await;
+    })
+}
+
+/// One after the other, or all at once.
+fn rolling_restart(machines: &[Machine], dice: &mut Dice) -> BoxFuture<'static, ()> {
+    let restarts: Vec<_> =
+        machines.iter().map(|machine| restart(machine.clone(), Duration::from_millis(500))).collect();
+    if dice.chance(300) {
+        return Box::pin(async move { drop(join_all(restarts).await) });
+    }
+    Box::pin(async move {
+        for restart in restarts {
+            restart.await;
+        }
     })
 }
 

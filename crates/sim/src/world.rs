@@ -23,7 +23,7 @@ use crate::dice::Dice;
 use crate::executor::{Executor, Limits, Process};
 use crate::history::History;
 use crate::machine::{Machine, Removed, Site};
-use crate::network::Network;
+use crate::network::{Network, Sea};
 use crate::observer::Observer;
 use crate::recorder::{Answer, Recorder};
 use crate::scenario::Scenario;
@@ -146,14 +146,18 @@ impl Play {
             recorder,
             limits: scenario.limits,
             proof: scenario.proof,
-            network: Network::default(),
+            network: Network::new(world.clone(), fork(&mut dice), tally.clone()),
             removed: Removed::default(),
             tally: tally.clone(),
             conversations: conversations.clone(),
             complaints: Shared::default(),
+            metrics: Shared::default(),
         };
         let machines = (0..scenario.machines)
-            .map(|number| Machine::new(&format!("node-{number}"), site.clone(), fork(&mut dice)))
+            .map(|number| {
+                let region = region_name(number % scenario.regions);
+                Machine::new(&format!("node-{number}"), &region, site.clone(), fork(&mut dice))
+            })
             .collect();
         Self { world, site, scenario, dice, history, tally, conversations, senders, machines, closed: shared(false) }
     }
@@ -173,7 +177,9 @@ impl Play {
         failures.extend(self.wait_for(&observers).await);
         failures.extend(self.needless_resyncs());
         self.close().await;
+        self.site.count_nodes();
         failures.append(&mut lock(&self.site.complaints));
+        failures.extend(self.site.recorder.trespasses());
         self.write_down_the_end().await;
         failures
     }
@@ -200,14 +206,16 @@ impl Play {
         }
     }
 
-    async fn create_conversations(&self) {
-        for (number, conversation) in self.conversations.iter().enumerate() {
+    async fn create_conversations(&mut self) {
+        for (number, conversation) in self.conversations.clone().iter().enumerate() {
             let is_session = number < self.scenario.sessions;
+            let home: Region = region_name(self.dice.index(self.scenario.regions)).parse().expect("a region's name");
+            let is_strict = self.scenario.regions > 1 && self.dice.chance(400);
             let new = NewConversation {
                 conversation: conversation.clone(),
                 kind: if is_session { ConversationKind::Session } else { ConversationKind::Channel },
-                regions: Vec::new(),
-                home: "local".parse::<Region>().expect("valid"),
+                regions: if is_strict { vec![home.clone()] } else { Vec::new() },
+                home,
                 title: None,
                 agent: is_session.then(|| DEMO.parse().expect("an agent's name")),
                 settings: Settings::default(),
@@ -272,6 +280,7 @@ impl Play {
 
     fn make_peace(&self) {
         self.world.note("peace");
+        self.site.network.set_sea(Sea::Calm);
         for machine in &self.machines {
             *lock(&machine.weather) = Weather::Calm;
         }
@@ -374,6 +383,10 @@ fn unsettled_turns(rows: &[Record]) -> Vec<String> {
         }
     }
     unsettled
+}
+
+fn region_name(number: usize) -> String {
+    format!("region-{number}")
 }
 
 /// Another source, drawn from this one.

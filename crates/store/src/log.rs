@@ -375,6 +375,17 @@ pub trait LogStore: Send + Sync + 'static {
     /// Is this a member? False for an unknown conversation.
     async fn is_member(&self, conversation: &ConvRef, sub: &Subject) -> Result<bool, StoreError>;
 
+    /// Which of these are no members? All, for an unknown conversation.
+    async fn no_members(&self, conversation: &ConvRef, subs: &[Subject]) -> Result<Vec<Subject>, StoreError> {
+        let mut missing = Vec::new();
+        for sub in subs {
+            if !self.is_member(conversation, sub).await? {
+                missing.push(sub.clone());
+            }
+        }
+        Ok(missing)
+    }
+
     /// Members by ascending subject, above `after`, at most `limit`, and whether there are more. `None`: there is no
     /// such conversation.
     async fn members(

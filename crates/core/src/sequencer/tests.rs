@@ -129,6 +129,49 @@ fn a_definite_failure_consumes_no_key_and_no_number_twice() {
     assert_eq!(commit(&actions).hi, Seq(2_002));
 }
 
+/// How many appends in a row, each of so many records, a reign of these limits takes while all of them fail for certain;
+/// and the highest number that it gave.
+fn failures_survived(limits: SequencerLimits, records: usize) -> (usize, Seq) {
+    let (mut sequencer, mut highest) = (sequencer(limits), Seq(0));
+    for round in 0..10_000 {
+        let drafts = (0..records).map(|number| draft(&format!("{round}-{number}"), "x")).collect();
+        let actions = step(&mut sequencer, CERTAIN, Input::Append(Ticket(round as u64), drafts));
+        let [Action::Commit(request)] = &actions[..] else {
+            assert!(
+                matches!(&actions[..], [Action::Refuse(_, r), Action::Halt(None)] if r.retry.is_some()),
+                "{actions:?}"
+            );
+            return (round, highest);
+        };
+        highest = highest.max(request.hi);
+        step(&mut sequencer, CERTAIN, Input::Failed(Refusal::new(Code::StoreUnavailable, "full")));
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn a_reign_ends_before_it_gives_a_number_that_the_next_one_could_give() {
+    // 2,000 is reserved; whoever comes after an unclean end starts above the gap.
+    let limits = |gap| SequencerLimits { gap, ..SequencerLimits::default() };
+    assert_eq!(failures_survived(limits(1_000), 1), (1_000, Seq(3_000)));
+    assert_eq!(failures_survived(limits(1_000), 512), (1, Seq(2_512)));
+    assert_eq!(failures_survived(limits(1), 1), (1, Seq(2_001)));
+    // What exceeds the gap alone could never be written otherwise.
+    assert_eq!(failures_survived(limits(2), 3), (1, Seq(2_003)));
+}
+
+#[test]
+fn a_batch_is_no_longer_than_the_gap() {
+    let mut sequencer = sequencer(SequencerLimits { gap: 2, ..SequencerLimits::default() });
+    step(&mut sequencer, CERTAIN, Input::Append(Ticket(1), vec![draft("a", "x")]));
+    for ticket in 2..=5 {
+        step(&mut sequencer, CERTAIN, Input::Append(Ticket(ticket), vec![draft(&format!("k{ticket}"), "x")]));
+    }
+    let actions = step(&mut sequencer, CERTAIN, landed());
+    let Some(Action::Commit(request)) = actions.last() else { panic!("the next commit follows") };
+    assert_eq!(request.records.len(), 2);
+}
+
 #[test]
 fn a_fenced_reign_refuses_everything_with_a_directive() {
     let mut sequencer = sequencer(SequencerLimits::default());

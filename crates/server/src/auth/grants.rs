@@ -3,12 +3,13 @@
 //! Invariant: nothing is allowed that neither a grant nor membership allows. Membership allows reading and sending, and
 //! nothing else: starting turns, creating, and administering take a grant, whoever is a member.
 
-use conch_core::ids::{ConversationId, Subject};
+use conch_core::ids::{ConvRef, ConversationId, Subject};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::glob::Glob;
+use crate::hub::Right;
 
 /// Something that may be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -118,6 +119,12 @@ impl Principal {
     #[must_use]
     pub fn needs_membership(&self, permission: Permission, conversation: &ConversationId) -> bool {
         membership_gives(permission) && !self.allows(permission, conversation)
+    }
+
+    /// By what right it may read a conversation, if it may.
+    #[must_use]
+    pub fn right_to_read(&self, conversation: &ConvRef) -> Right {
+        if self.allows(Permission::Read, &conversation.id) { Right::Grant } else { Right::Membership }
     }
 }
 

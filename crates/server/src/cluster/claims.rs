@@ -9,11 +9,6 @@ use std::time::Duration;
 use conch_core::limit::TokenBucket;
 use conch_core::time::Monotonic;
 
-/// Claims a second that nobody waits for.
-pub const CLAIMS_PER_S: u32 = 500;
-/// Of these at once.
-pub const CLAIMS_BURST: u32 = 100;
-
 /// Who wants a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
@@ -26,12 +21,6 @@ pub enum Urgency {
 /// See the module's description. One for each node.
 #[derive(Debug)]
 pub struct ClaimRate(Mutex<TokenBucket>);
-
-impl Default for ClaimRate {
-    fn default() -> Self {
-        Self::new(CLAIMS_PER_S, CLAIMS_BURST)
-    }
-}
 
 impl ClaimRate {
     /// So many a second, and so many at once.

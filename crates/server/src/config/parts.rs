@@ -21,6 +21,7 @@ impl Config {
         OwnerLimits {
             sequencer: SequencerLimits {
                 block: self.sequencer.block,
+                gap: self.sequencer.gap,
                 batch_records: limits.append_records,
                 batch_bytes: limits.append_bytes,
                 queue_records: limits.owner_queue_records,
@@ -29,13 +30,15 @@ impl Config {
             },
             commands: limits.owner_commands,
             follower_frames: limits.follower_frames,
+            presence_threshold: self.fanout.presence_count_from,
             commit_queue: limits.commit_queue,
             commit_batches: limits.commit_batches,
             hibernate_after: Duration::from_millis(self.hibernation.memory_ms),
             release_after: Duration::from_millis(self.hibernation.release_ms),
-            gap: self.sequencer.gap,
             known_owners: limits.known_owners,
             claims: limits.claims,
+            claims_per_s: limits.claims_per_s,
+            claims_burst: limits.claims_burst,
             route_budget: Duration::from_millis(limits.route_ms),
         }
     }

@@ -156,6 +156,11 @@ section! {
         known_owners: usize = 65_536, Range(16, 10_000_000);
         /// Ownership claims under way at once.
         claims: usize = 64, Range(1, 10_000);
+        /// Ownership claims a second that nobody waits for (for those who only watch); claims of waiting senders and of due work
+        /// are not counted.
+        claims_per_s: u32 = 500, Range(1, 100_000);
+        /// Of these at once.
+        claims_burst: u32 = 100, Range(1, 100_000);
         /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.
         route_ms: u64 = 5_000, Range(100, MINUTE_MS);
         /// Frames that may wait for one follower; over it the follower is dropped and comes back.
@@ -220,8 +225,8 @@ section! {
 section! {
     /// How records reach many sockets.
     Fanout, "fanout." {
-        /// Connected sessions of a conversation from which on its presence is a count.
-        presence_count_from: usize = 1_000, Range(1, 10_000_000);
+        /// Connected sessions of a conversation, over all nodes, from which on its presence is a count. The same on all nodes.
+        presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
     }

@@ -79,7 +79,7 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
         ("[node]\nname = 'a'\n", "conch.toml:1: node: invalid type: map"),
         ("node = 'a/b'\n", "conch.toml:1: node: node: may hold only A-Z a-z 0-9 . _ -"),
         ("listen = 'localhost'\n", "conch.toml:1: listen: invalid socket address syntax (allowed: ADDRESS:PORT)"),
-        ("store = 'postgres://u:hush@h/d'\n", "conch.toml:1: store: a postgres:// store is not built yet"),
+        ("store = 'postgres:u:hush@h/d'\n", "conch.toml:1: store: must be postgres://USER@HOST/DATABASE"),
         ("[agents.demo]\nkind = 'model'\n", "conch.toml:2: agents.demo.kind: unknown variant `model`"),
         ("[agents.\"a b\"]\nkind = 'demo'\n", "agent: may hold only"),
         ("[log]\nlevel = 'loud'\n", "conch.toml:2: log.level: unknown variant `loud`"),

@@ -222,12 +222,28 @@ mod tests {
     fn stores_are_named_by_url() {
         assert_eq!("sqlite:/var/lib/conch".parse(), Ok(StoreUrl::Sqlite("/var/lib/conch".into())));
         let refused = |text: &str| text.parse::<StoreUrl>().expect_err("must be refused");
-        assert!(refused("postgres://u:hush@h/db").contains("not built yet"));
-        assert!(refused("postgresql://h/db").contains("not built yet"));
+        for text in ["postgres:/h/d", "postgres:", "postgresql"] {
+            assert!(refused(text).contains("must be postgres://USER@HOST/DATABASE"), "{text}");
+        }
         assert!(refused("sqlite:").contains("needs a directory"));
         for text in ["", "mysql://u:hush@h", "./conch-data"] {
             assert!(refused(text).contains("must be sqlite:DIR"), "{text}");
             assert!(!refused(text).contains("hush"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_database_is_shown_without_its_password() {
+        for (text, shown) in [
+            ("postgres://h/d", "postgres://h/d"),
+            ("postgresql://u@h:1,i:2/d", "postgresql://u@h:1,i:2/d"),
+            ("postgres://u:hush@h/d?sslmode=require", "postgres://u:***@h/d?sslmode=require"),
+            ("postgres://u:hu@sh@h/d", "postgres://u:***@h/d"),
+            ("postgres:///d?host=/tmp&password=hush&user=u", "postgres:///d?host=/tmp&password=***&user=u"),
+        ] {
+            let url: StoreUrl = text.parse().expect("a URL");
+            assert_eq!(url.to_string(), shown);
+            assert!(!format!("{url:?}").contains("hush"));
         }
     }
 }

@@ -17,6 +17,7 @@ use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::link::Notice;
 use crate::people::SummaryJson;
+use crate::router::Sighting;
 
 /// Most regions of a conversation.
 const REGIONS: usize = 16;
@@ -87,6 +88,8 @@ pub(super) async fn create(
     if status == StatusCode::CREATED {
         for member in &new.members {
             gateway.people().membership(&conversation, member, crate::people::Change::Added);
+            let (conversation, sub) = (conversation.id.clone(), member.clone());
+            gateway.notices().tell(&Notice::MemberAdded { conversation, sub });
         }
     }
     Ok((status, conversation_json(&gateway, &conversation, &info).await?).into_response())
@@ -158,6 +161,11 @@ async fn conversation_json(
         Some(OwnerJson { node: node.as_str(), epoch: head.epoch.0 })
     });
     let log = gateway.node().store.log().await?;
+    let connected = match gateway.hubs().sight(conversation).await {
+        Sighting::Present(present) => Some(present.connected),
+        Sighting::Nobody => None,
+        Sighting::Unknown => gateway.hubs().connected(conversation),
+    };
     let json = ConversationJson {
         id: &info.id,
         kind: info.kind,
@@ -169,7 +177,7 @@ async fn conversation_json(
         head_seq: head.map_or(0, |head| head.last_seq.0),
         log: log.to_string(),
         owner,
-        connected: gateway.hubs().connected(conversation),
+        connected,
     };
     Ok(axum::Json(serde_json::to_value(json).expect("string keys and plain values")))
 }

@@ -17,6 +17,7 @@ use crate::auth::grants::{Permission, Principal};
 use crate::link::Notice;
 use crate::link::service::no_member;
 use crate::people::Change;
+use crate::router::Sighting;
 
 /// Who may change a membership: an administrator; oneself, to leave; and oneself, to join what grants let one read and send to.
 async fn require_change(
@@ -158,12 +159,13 @@ pub(super) async fn presence(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Read, &conversation).await?;
-    let json = match gateway.hubs().presence(&conversation).await {
-        Some(json) => json,
-        None if gateway.node().store.conversation(&conversation).await?.is_none() => {
+    let json = match gateway.hubs().sight(&conversation).await {
+        Sighting::Present(present) => present.json,
+        Sighting::Unknown => r#"{"count":null,"present":null}"#.to_owned(),
+        Sighting::Nobody if gateway.node().store.conversation(&conversation).await?.is_none() => {
             return Err(not_found(&conversation).into());
         }
-        None => r#"{"count":0,"present":{}}"#.to_owned(),
+        Sighting::Nobody => r#"{"count":0,"present":{}}"#.to_owned(),
     };
     Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }

@@ -164,12 +164,22 @@ pub(crate) struct Shutdown {
     seams: Seams,
     /// When this connection is told to go, once the node leaves.
     turn: Option<Monotonic>,
+    told: bool,
 }
 
 impl Shutdown {
     /// Completes once, when this connection has to go: stock clients come back at once, so the server spreads them. Cancel
     /// safe.
     pub(crate) async fn begun(&mut self) {
+        if !self.told {
+            self.turn_comes().await;
+            self.told = true;
+            return;
+        }
+        std::future::pending().await
+    }
+
+    async fn turn_comes(&mut self) {
         loop {
             match *self.phase.borrow_and_update() {
                 Phase::ShuttingDown => return,
@@ -311,7 +321,7 @@ impl Gateway {
 
     pub(crate) fn shutdown(&self) -> Shutdown {
         let (phase, seams) = (self.shared.shutdown.subscribe(), self.node().seams.clone());
-        Shutdown { phase, seams, turn: None }
+        Shutdown { phase, seams, turn: None, told: false }
     }
 
     /// Tells sockets and streams to go, each at a random moment within `window`, and returns when they have had it. Everything

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::Gateway;
 use super::errors::IntoRefusal;
 use crate::auth::grants::{Access, Membership, Permission, Principal, RateLimit};
+use crate::link::Notice;
 use crate::metrics::Queue;
 
 /// A range of history as a client asks for it.
@@ -149,6 +150,8 @@ impl Gateway {
         match self.shared.cursors.move_to(conversation, &principal.sub, Seq(seq)).await? {
             CursorOutcome::At(seq) => {
                 self.people().changed_for(conversation, &principal.sub);
+                let (id, sub) = (conversation.id.clone(), principal.sub.clone());
+                self.notices().tell(&Notice::CursorMoved { conversation: id, sub });
                 Ok(format!(r#"{{"seq":{seq}}}"#))
             }
             CursorOutcome::BeyondHead(head) => {

@@ -89,7 +89,7 @@ async fn open(
         after,
         log,
     };
-    let session = gateway.hubs().join(conversation, join).await?;
+    let session = gateway.hubs().join_by(principal.right_to_read(conversation), conversation, join).await?;
     // Who was removed while the join was under way was perhaps not there yet to be cut off.
     gateway.require(principal, Permission::Read, conversation).await?;
     Ok(respond(gateway, principal, queue, (session, slot)))

@@ -25,7 +25,8 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use crate::bounded;
 use crate::metrics::Queue;
 use crate::node::Node;
-use crate::router::Router;
+use crate::owner::Present;
+use crate::router::{READ_WITHIN, Router, Sighting};
 use sink::Sink;
 
 /// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
@@ -91,12 +92,21 @@ pub struct Join {
     pub log: Option<String>,
 }
 
+/// By what right a session watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Right {
+    /// Its token's: it ends with the token.
+    Grant,
+    /// A membership: it is looked up again now and then, because a removal on another node may not be heard of.
+    Membership,
+}
+
 /// What a hub is asked.
 pub(crate) enum Command {
-    Join { id: SessionId, join: Join, answer: oneshot::Sender<Result<(), Refusal>> },
+    Join { id: SessionId, join: Join, right: Right, answer: oneshot::Sender<Result<(), Refusal>> },
     Attach { id: SessionId, position: Seq, answer: oneshot::Sender<Attach> },
     Typing { sub: Subject, name: Option<Arc<str>> },
-    Presence { answer: oneshot::Sender<String> },
+    Present { answer: oneshot::Sender<Present> },
     Expel { sub: Subject, reason: Refusal },
 }
 
@@ -188,6 +198,7 @@ struct Table {
     /// Over all hubs.
     sessions: usize,
     next_session: u64,
+    next_hub: u64,
 }
 
 /// A hub, and how many sessions are in it or on their way in. It may end only when there are none.
@@ -214,10 +225,18 @@ impl Hubs {
     /// `not_found`, or a refusal with a directive when the owner is not reached in time or the gateway has its limit of
     /// sessions.
     pub async fn join(&self, conversation: &ConvRef, join: Join) -> Result<Session, Refusal> {
+        self.join_by(Right::Grant, conversation, join).await
+    }
+
+    /// The same by a certain right.
+    ///
+    /// # Errors
+    /// As [`Hubs::join`].
+    pub async fn join_by(&self, right: Right, conversation: &ConvRef, join: Join) -> Result<Session, Refusal> {
         let session = self.enter(conversation)?;
         let id = session.id;
         let (answer, joined) = oneshot::channel();
-        self.ask(&session.hub, Command::Join { id, join, answer }).await?;
+        self.ask(&session.hub, Command::Join { id, join, right, answer }).await?;
         match joined.await {
             Ok(Ok(())) => Ok(session),
             Ok(Err(refusal)) => Err(refusal),
@@ -242,12 +261,14 @@ impl Hubs {
         table.sessions += 1;
         table.next_session += 1;
         let id = SessionId(table.next_session);
+        let number = table.next_hub;
         let entry = table.hubs.entry(conversation.key).or_insert_with(|| {
-            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone());
+            let hub = task::start(self.clone(), Arc::clone(&self.shared), conversation.clone(), number);
             Entry { hub, sessions: 0 }
         });
         entry.sessions += 1;
         let hub = entry.hub.clone();
+        table.next_hub += 1;
         self.shared.node.metrics.hubs.set(i64::try_from(table.hubs.len()).unwrap_or(i64::MAX));
         Ok(Session { id, conversation: conversation.clone(), hub, hubs: self.clone() })
     }
@@ -273,12 +294,28 @@ impl Hubs {
         self.table().hubs.get(&conversation.key).map(|entry| entry.sessions)
     }
 
-    /// Who is present, as the JSON of `GET …/presence`; `None` when nobody watches here.
-    pub async fn presence(&self, conversation: &ConvRef) -> Option<String> {
+    /// Who is present over all gateways, as far as this one's hub knows; `None` when nobody watches here.
+    pub async fn present(&self, conversation: &ConvRef) -> Option<Present> {
         let hub = self.existing(conversation)?;
-        let (answer, presence) = oneshot::channel();
-        self.ask(&hub, Command::Presence { answer }).await.ok()?;
-        presence.await.ok()
+        let (answer, present) = oneshot::channel();
+        self.ask(&hub, Command::Present { answer }).await.ok()?;
+        present.await.ok()
+    }
+
+    /// Who is present over all gateways: as this one's hub knows, if there is one, else as the owner does.
+    pub async fn sight(&self, conversation: &ConvRef) -> Sighting {
+        let Some(here) = self.connected(conversation) else { return self.shared.router.sight(conversation).await };
+        // Both branches are cancel safe: nobody waits for the answer afterwards.
+        let present = tokio::select! {
+            biased;
+            present = self.present(conversation) => present,
+            () = self.shared.node.seams.sleep(READ_WITHIN) => None,
+        };
+        match present {
+            // A session that is on its way in is counted, too.
+            Some(present) => Sighting::Present(Present { connected: present.connected.max(here), ..present }),
+            None => Sighting::Unknown,
+        }
     }
 
     /// Ends every session of a subject in a conversation (it is a member no more).
@@ -295,101 +332,4 @@ fn unavailable() -> Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::Config;
-    use crate::testing::{self, hit, hits};
-
-    fn conversation(id: &str) -> ConvRef {
-        id.parse::<conch_core::ids::ConversationId>().expect("valid").into()
-    }
-
-    /// Takes everything, and tells how many events of each name.
-    #[derive(Default)]
-    struct Counting(Mutex<BTreeMap<String, usize>>);
-
-    impl sink::FrameSink for Counting {
-        fn push(&self, frame: &Arc<crate::frame::Frame>) -> sink::Push {
-            *self.0.lock().expect("no panic").entry(frame.event().to_owned()).or_default() += 1;
-            sink::Push::Accepted
-        }
-
-        fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
-            Box::pin(std::future::ready(()))
-        }
-
-        fn end(&self, _reason: &Refusal) {}
-    }
-
-    impl Sink for Counting {
-        fn joined(&self, _joined: &sink::Joined) {}
-    }
-
-    #[tokio::test]
-    async fn sessions_are_bounded_over_all_hubs() {
-        let mut config = Config::default();
-        config.limits.sessions = 2;
-        let node = testing::node(&config, testing::empty_store());
-        let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
-        let first = hubs.enter(&conversation("a")).expect("there is room");
-        let second = hubs.enter(&conversation("b")).expect("there is room");
-        let refusal = hubs.enter(&conversation("a")).err().expect("there is no room");
-        assert_eq!(refusal.code, Code::Overloaded);
-        assert_eq!(refusal.retry, Some(Retry { after_ms: 1_000, budget_ms: 120_000 }));
-        assert!(refusal.detail.contains("2 sessions"), "{refusal:?}");
-        let page = node.metrics.encode("").1;
-        assert!(page.contains("conch_limit_hits_total{queue=\"sessions\"} 1"), "{page}");
-        drop(first);
-        let third = hubs.enter(&conversation("a")).expect("there is room again");
-        assert_eq!(hubs.connected(&conversation("a")), Some(1));
-        drop((second, third));
-        assert_eq!(hubs.table().sessions, 0);
-    }
-
-    #[tokio::test]
-    async fn commands_over_a_hubs_limit_are_counted() {
-        let mut config = Config::default();
-        config.limits.hub_commands = 1;
-        let node = testing::node(&config, testing::empty_store());
-        let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
-        let session = hubs.enter(&conversation("a")).expect("there is room");
-        // The hub's task does not run between these.
-        session.typing("alice".parse().expect("valid"), None);
-        assert_eq!(hits(&node, "hub_commands"), 0);
-        session.typing("alice".parse().expect("valid"), None);
-        assert_eq!(hits(&node, "hub_commands"), 1);
-    }
-
-    #[tokio::test]
-    async fn reads_over_their_limit_wait_and_are_counted() {
-        let mut config = Config::default();
-        config.limits.catch_up_reads = 1;
-        let node = testing::node(&config, testing::empty_store());
-        let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
-        let conversation = testing::channel(&node, "c").await;
-        let router = testing::router(&node);
-        router.append(&conversation, vec![testing::message("k")]).await.expect("written");
-        let hubs = Hubs::new(Arc::clone(&node), router, config.hub_limits());
-        let held = hubs.shared.reads.acquire().await.expect("it is open");
-        let sink = Arc::new(Counting::default());
-        let join = Join {
-            sink: Arc::clone(&sink) as Arc<dyn Sink>,
-            sub: "alice".parse().expect("valid"),
-            name: None,
-            after: Some(Seq(0)),
-            log: None,
-        };
-        let _session = hubs.join(&conversation, join).await.expect("joined");
-        hit(&node, "reads").await;
-        let seen = |event: &str| sink.0.lock().expect("no panic").get(event).copied().unwrap_or_default();
-        assert_eq!(seen("message"), 0, "it waits");
-        drop(held);
-        for _ in 0..10_000 {
-            if seen("caught_up") > 0 {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        assert_eq!((seen("message"), hits(&node, "reads")), (1, 1));
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::ids::{ConvRef, Epoch, Seq, Subject};
+use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq, Subject};
 use conch_core::presence::{Announcement, Mode, Presence};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::ring::Ring;
@@ -16,12 +16,15 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::catch_up::CatchUpTask;
 use super::sink::{CatchUp, Joined, Push, Sink};
-use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, SessionId, Shared, unavailable};
+use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, Right, SessionId, Shared, unavailable};
+use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
-use crate::owner::{Follow, FollowFrame, FollowerReport, Reports};
+use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 
 mod following;
+mod members;
+mod presence;
 mod sessions;
 mod showing;
 
@@ -32,12 +35,17 @@ const PRESENCE_WINDOW: Duration = Duration::from_millis(50);
 /// Bounds of the pause before a lost owner is looked for again (F7).
 const RETRY: (Duration, Duration) = (Duration::from_millis(250), Duration::from_millis(1_750));
 
-/// Starts a hub's task.
-pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef) -> HubHandle {
+/// A hub's name in presence: the nodes' random numbers are so far from each other that no two hubs get the same.
+fn hub_number(node: Incarnation, number: u64) -> u64 {
+    (node.0 as u64).wrapping_add(number)
+}
+
+/// Starts a hub's task; no two of a node have the same `number`.
+pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef, number: u64) -> HubHandle {
     let (commands, inbox) = mpsc::channel(shared.limits.commands);
     let handle = HubHandle { commands, leavers: Arc::new(Leavers::default()) };
     let seams = shared.node.seams.clone();
-    let hub = Hub::new(hubs, shared, conversation, handle.clone(), inbox);
+    let hub = Hub::new(hubs, shared, conversation, handle.clone(), inbox, number);
     seams.spawn("hub", hub.run());
     handle
 }
@@ -54,6 +62,7 @@ enum Stage {
 struct Watcher {
     sink: Arc<dyn Sink>,
     sub: Subject,
+    right: Right,
     stage: Stage,
     /// A live event was dropped: the next one needs a snapshot before it.
     missed_live: bool,
@@ -64,6 +73,7 @@ struct Watcher {
 struct Waiting {
     id: SessionId,
     join: Join,
+    right: Right,
     answer: oneshot::Sender<Result<(), Refusal>>,
     deadline: Monotonic,
 }
@@ -93,6 +103,8 @@ struct Hub {
     waiting: Vec<Waiting>,
     presence: Presence,
     presence_due: Option<BoxFuture<'static, ()>>,
+    members_due: BoxFuture<'static, ()>,
+    had_peers: bool,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
 }
@@ -103,6 +115,7 @@ enum Wake {
     Followed(Result<Follow, Refusal>),
     Left,
     PresenceDue,
+    MembersDue,
     Tick,
 }
 
@@ -113,10 +126,11 @@ impl Hub {
         conversation: ConvRef,
         handle: HubHandle,
         inbox: mpsc::Receiver<Command>,
+        number: u64,
     ) -> Self {
         let limits = shared.limits;
         let now = shared.node.seams.now();
-        let salt = shared.node.me.0 as u64;
+        let this_hub = hub_number(shared.node.me, number);
         Self {
             inbox,
             follow: None,
@@ -128,8 +142,10 @@ impl Hub {
             live: LiveView::default(),
             watchers: BTreeMap::new(),
             waiting: Vec::new(),
-            presence: Presence::new(salt, limits.presence_threshold),
+            presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
+            members_due: members::pause(&shared.node),
+            had_peers: !shared.node.peers().is_empty(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
             hubs,
@@ -151,6 +167,7 @@ impl Hub {
                 Wake::Followed(Err(refusal)) => self.not_followed(&refusal),
                 Wake::Left => self.remove_leavers(),
                 Wake::PresenceDue => self.show_presence(),
+                Wake::MembersDue => self.look_at_members(),
                 Wake::Tick => self.tick(),
             }
             if self.has_lingered() && self.hubs.retire(&self.conversation) {
@@ -186,6 +203,7 @@ impl Hub {
             command = self.inbox.recv() => Wake::Command(command),
             () = self.handle.leavers.wake.notified() => Wake::Left,
             () = presence_due => Wake::PresenceDue,
+            () = &mut self.members_due => Wake::MembersDue,
             () = &mut self.tick => Wake::Tick,
         }
     }

@@ -179,6 +179,7 @@ impl Dialled {
                 self.arrived(stream, Arrived::Record { prev, record: Box::new(record), bytes })?;
             }
             Frame::Live { stream, event } => self.arrived(stream, Arrived::Live { event: event.0, bytes })?,
+            Frame::Presence { stream, news } => self.arrived(stream, Arrived::Presence { news: news.0, bytes })?,
             Frame::Position { stream, seq } => self.arrived(stream, Arrived::Position { seq, bytes })?,
             Frame::Closed { stream } => drop(self.remove_stream(stream)),
             Frame::Pong => {}

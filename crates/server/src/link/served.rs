@@ -296,6 +296,7 @@ fn encode(stream: StreamId, frame: &FollowFrame, out: &mut Vec<u8>) -> usize {
     match frame {
         FollowFrame::Record(published) => Frame::encode_record(stream, published.prev, &published.record, out),
         FollowFrame::Live(event) => Frame::encode_live(stream, event, out),
+        FollowFrame::Presence(news) => Frame::encode_presence(stream, news, out),
         FollowFrame::Position(seq) => Frame::Position { stream, seq: *seq }.encode(out),
     }
 }

@@ -54,11 +54,13 @@ impl Service for NodeService {
             }
             Request::Sessions { conversation } => {
                 let conversation = conversation.into();
-                let connected = self.hubs.connected(&conversation);
-                Response::Sessions {
-                    connected: connected.map(|sessions| u32::try_from(sessions).unwrap_or(u32::MAX)),
-                    presence: self.hubs.presence(&conversation).await,
-                }
+                // An owner elsewhere is not asked: the one that asks resolved it a moment ago.
+                let present = match self.router.present_here(&conversation).await {
+                    Some(present) => Some(present),
+                    None => self.hubs.present(&conversation).await,
+                };
+                let connected = present.as_ref().map(|present| u32::try_from(present.connected).unwrap_or(u32::MAX));
+                Response::Sessions { connected, presence: present.map(|present| present.json) }
             }
         }
     }
@@ -82,6 +84,7 @@ impl Service for NodeService {
                 });
             }
             Notice::ConversationChanged { conversation } => self.people.changed(&conversation.into()),
+            Notice::CursorMoved { conversation, sub } => self.people.changed_for(&conversation.into(), &sub),
         }
     }
 }

@@ -15,18 +15,22 @@ use super::settings::LinkSettings;
 use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
-use crate::owner::{FollowFrame, Published};
+use crate::owner::{FollowFrame, PresenceNews, Published};
 
 /// What came for a stream, with its bytes on the wire.
 pub(super) enum Arrived {
     Record { prev: Seq, record: Box<Record>, bytes: u32 },
     Live { event: Option<LiveEvent>, bytes: u32 },
+    Presence { news: Option<PresenceNews>, bytes: u32 },
     Position { seq: Seq, bytes: u32 },
 }
 
 impl Arrived {
     fn bytes(&self) -> u32 {
-        let (Self::Record { bytes, .. } | Self::Live { bytes, .. } | Self::Position { bytes, .. }) = self;
+        let (Self::Record { bytes, .. }
+        | Self::Live { bytes, .. }
+        | Self::Presence { bytes, .. }
+        | Self::Position { bytes, .. }) = self;
         *bytes
     }
 
@@ -38,6 +42,7 @@ impl Arrived {
                 Some(FollowFrame::Record(Arc::new(Published { prev, record: *record, frame })))
             }
             Self::Live { event, .. } => event.map(|event| FollowFrame::Live(Arc::new(event))),
+            Self::Presence { news, .. } => news.map(|news| FollowFrame::Presence(Arc::new(news))),
             Self::Position { seq, .. } => Some(FollowFrame::Position(seq)),
         }
     }

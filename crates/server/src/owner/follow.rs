@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use conch_core::ids::{Epoch, Incarnation, LogId, Seq};
+pub use conch_core::presence::shard::PresenceNews;
 use conch_core::record::Record;
 use conch_core::turn::live::LiveEvent;
 pub use conch_core::wire::link::FollowerReport;
@@ -29,6 +30,8 @@ pub enum FollowFrame {
     Record(Arc<Published>),
     /// A live event; its place is after the last record sent before it.
     Live(Arc<LiveEvent>),
+    /// Who is present, over all followers.
+    Presence(Arc<PresenceNews>),
     /// Everything up to here was sent; once a second (F3).
     Position(Seq),
 }

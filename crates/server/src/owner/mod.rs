@@ -16,10 +16,11 @@ mod tests;
 mod turns;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use conch_core::conversation::ConversationKind;
 use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, Incarnation, LogId, Region, Seq};
+use conch_core::presence::merge::FollowerId;
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
@@ -33,7 +34,7 @@ use crate::link::Handed;
 use crate::metrics::{Metrics, Queue};
 use crate::turn::agents::Agents;
 
-pub use follow::{Follow, FollowFrame, FollowerReport, Published, Reports};
+pub use follow::{Follow, FollowFrame, FollowerReport, PresenceNews, Published, Reports};
 pub(crate) use task::{start, store_refusal};
 
 /// Where an append's outcome goes; called exactly once, from the owner's task, so it must not block.
@@ -52,13 +53,24 @@ pub(crate) enum Command {
     /// Turns that start from now on are this agent's.
     SetAgent(AgentName),
     /// A follower tells something.
-    Report(FollowerReport),
+    Report(FollowerId, FollowerReport),
+    /// Who is present over all gateways? For reads.
+    Present { reply: oneshot::Sender<Option<Present>> },
     /// Attach a follower.
     Follow { reply: oneshot::Sender<Result<Follow, Refusal>> },
     /// Finish what is under way, release the lease, stop.
     Release { done: oneshot::Sender<()> },
     /// Finish what is under way, pass the lease to a peer, stop. `None`: it was not passed.
     HandOff { to: Incarnation, patience: Patience, done: oneshot::Sender<Option<Handed>> },
+}
+
+/// Who is present in a conversation, over all gateways.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Present {
+    /// Connected sessions.
+    pub connected: usize,
+    /// The JSON of `GET …/presence`.
+    pub json: String,
 }
 
 /// How long a running turn may keep an owner from being handed over.
@@ -127,6 +139,8 @@ pub(crate) struct Facts {
     pub regions: Arc<[Region]>,
     /// When its loop last came round, in the clock's nanoseconds.
     pub last_round: AtomicU64,
+    /// Its lease was given up over its head: it ends when it comes round again, and its follow streams with it (F6).
+    pub deposed: AtomicBool,
 }
 
 /// A cheap handle on an owner.
@@ -147,6 +161,11 @@ impl OwnerHandle {
     /// When its loop last came round.
     pub(crate) fn last_round(&self) -> Monotonic {
         Monotonic(self.facts.last_round.load(Ordering::Relaxed))
+    }
+
+    /// Its lease is gone; the task is told for when it goes on.
+    pub(crate) fn depose(&self) {
+        self.facts.deposed.store(true, Ordering::Relaxed);
     }
 
     /// True once its task accepts nothing more.
@@ -195,6 +214,13 @@ impl OwnerHandle {
         let (reply, answer) = oneshot::channel();
         self.ask(Command::Follow { reply }).await?;
         answer.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    /// Who is present over all gateways; `None`: nobody follows. An owner that is too busy is not waited for.
+    pub(crate) async fn present(&self) -> Option<Present> {
+        let (reply, present) = oneshot::channel();
+        self.commands.try_send(Command::Present { reply }).ok()?;
+        present.await.ok()?
     }
 
     /// Turns that start from now on are this agent's. An owner that is too busy or gone reads it when it thaws.

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use conch_core::conversation::ConversationKind;
 use conch_core::ids::{Incarnation, Seq};
 use conch_core::invariant::Broken;
+use conch_core::presence::merge::{FollowerId, Heard, Merged};
 use conch_core::record::Record;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Action, CommitRequest, Input, Original, Outcome, Receipt, Sequencer, Ticket};
@@ -22,14 +23,15 @@ use tokio::sync::{mpsc, oneshot};
 use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{
-    Charge, Command, End, Facts, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Patience, Published, Reply,
-    Reports, Tenure, moved,
+    Charge, Command, End, Facts, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Patience, PresenceNews,
+    Present, Published, Reply, Reports, Tenure, moved,
 };
 use crate::events::Event;
 use crate::frame::{Address, Frame};
 use crate::link::Handed;
 use crate::metrics::{EndedTurn, Queue};
 
+mod followers;
 mod leaving;
 mod sessions;
 
@@ -44,6 +46,7 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
         epoch: charge.tenure.reign.epoch,
         regions: Arc::clone(&charge.tenure.regions),
         last_round: AtomicU64::new(charge.node.seams.now().0),
+        deposed: AtomicBool::new(false),
     });
     let handle = OwnerHandle { facts, commands, metrics: Arc::clone(&charge.node.metrics) };
     let seams = charge.node.seams.clone();
@@ -63,7 +66,11 @@ struct Owner {
     replies: BTreeMap<Ticket, Reply>,
     next_ticket: u64,
     flight: Option<oneshot::Receiver<AppendOutcome>>,
-    followers: Vec<mpsc::Sender<FollowFrame>>,
+    followers: Vec<(FollowerId, mpsc::Sender<FollowFrame>)>,
+    next_follower: u64,
+    presence: Merged,
+    /// Changes of presence gather until then.
+    presence_due: Option<BoxFuture<'static, ()>>,
     tick: BoxFuture<'static, ()>,
     last_use: Monotonic,
     halted: bool,
@@ -93,6 +100,7 @@ struct Handing {
 enum Wake {
     Command(Option<Command>),
     Outcome(AppendOutcome),
+    PresenceDue,
     Tick,
 }
 
@@ -101,6 +109,7 @@ impl Owner {
         let Tenure { conversation, reign, log, .. } = charge.tenure.clone();
         let address = Address::conversation(&conversation.id, log);
         let sequencer = Sequencer::new(conversation, reign, charge.node.limits.sequencer);
+        let presence_threshold = charge.node.limits.presence_threshold;
         let (tick, last_use) = (charge.node.seams.sleep(TICK), charge.node.seams.now());
         Self {
             charge,
@@ -113,6 +122,9 @@ impl Owner {
             next_ticket: 0,
             flight: None,
             followers: Vec::new(),
+            next_follower: 0,
+            presence: Merged::new(presence_threshold),
+            presence_due: None,
             tick,
             last_use,
             halted: false,
@@ -135,11 +147,15 @@ impl Owner {
         loop {
             let wake = self.wake().await;
             self.facts.last_round.store(self.charge.node.seams.now().0, Ordering::Relaxed);
+            if self.facts.deposed.load(Ordering::Relaxed) {
+                return self.ended();
+            }
             match wake {
                 Wake::Command(Some(command)) => self.command(command),
                 // Every handle is gone, the router's too: the node shuts down.
                 Wake::Command(None) => self.inbox.close(),
                 Wake::Outcome(outcome) => self.outcome(outcome),
+                Wake::PresenceDue => self.show_presence(),
                 Wake::Tick => self.tick(),
             }
             self.perform_turn_actions();
@@ -182,12 +198,19 @@ impl Owner {
                 None => std::future::pending().await,
             }
         };
+        let presence_due = async {
+            match &mut self.presence_due {
+                Some(due) => due.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             outcome = flight => Wake::Outcome(outcome),
             command = self.inbox.recv(), if !is_leaving && (!self.inbox.is_closed() || !self.inbox.is_empty()) => {
                 Wake::Command(command)
             }
+            () = presence_due => Wake::PresenceDue,
             () = &mut self.tick => Wake::Tick,
         }
     }
@@ -217,32 +240,12 @@ impl Owner {
                 // A follower that went away needs no answer.
                 let _ = reply.send(self.follow());
             }
-            Command::Report(report) => self.report_from_follower(report),
+            Command::Report(from, report) => self.report_from_follower(from, report),
+            // Whoever asked and went away needs no answer.
+            Command::Present { reply } => drop(reply.send(self.present())),
             Command::Release { done } => self.releasing.push(done),
             Command::HandOff { to, patience, done } => self.begin_hand_off(to, patience, done),
         }
-    }
-
-    fn report_from_follower(&mut self, report: FollowerReport) {
-        match report {
-            FollowerReport::Typing { sub, name } => {
-                let typing = LiveEvent::Typing { sender: sub, name };
-                self.send_to_followers(&FollowFrame::Live(Arc::new(typing)));
-            }
-            // Nothing depends on the sum yet.
-            FollowerReport::Sessions(_) => {}
-        }
-    }
-
-    /// The way back from followers here: into the inbox, or nowhere when it is full.
-    fn reports(&self) -> Reports {
-        let (commands, metrics) = (self.commands.downgrade(), Arc::clone(&self.charge.node.metrics));
-        Reports::new(move |report| {
-            let Some(commands) = commands.upgrade() else { return };
-            if let Err(TrySendError::Full(_)) = commands.try_send(Command::Report(report)) {
-                metrics.limit_hit(Queue::OwnerCommands);
-            }
-        })
     }
 
     fn ticket(&mut self, reply: Reply) -> Ticket {
@@ -250,24 +253,6 @@ impl Owner {
         self.next_ticket += 1;
         self.replies.insert(ticket, reply);
         ticket
-    }
-
-    fn follow(&mut self) -> Result<Follow, Refusal> {
-        let moment = self.charge.node.moment();
-        if moment.now >= moment.valid_until {
-            return Err(moved());
-        }
-        let (sender, frames) = mpsc::channel(self.charge.node.limits.follower_frames);
-        self.followers.push(sender);
-        Ok(Follow {
-            epoch: self.sequencer.epoch(),
-            incarnation: self.charge.node.me,
-            log: self.address.log.clone(),
-            position: self.sequencer.last_seq(),
-            snapshot: self.turns.as_ref().and_then(|turns| turns.view.snapshot()),
-            frames,
-            reports: self.reports(),
-        })
     }
 
     fn outcome(&mut self, outcome: AppendOutcome) {
@@ -411,20 +396,6 @@ impl Owner {
         (self.charge.on_published)(&self.charge.tenure.conversation, seq);
     }
 
-    /// A follower whose queue is full is dropped: its stream ends and it comes back with its position.
-    fn send_to_followers(&mut self, frame: &FollowFrame) {
-        let metrics = &self.charge.node.metrics;
-        self.followers.retain(|follower| match follower.try_send(frame.clone()) {
-            Ok(()) => true,
-            Err(error) => {
-                if matches!(error, TrySendError::Full(_)) {
-                    metrics.limit_hit(Queue::Followers);
-                }
-                false
-            }
-        });
-    }
-
     fn tick(&mut self) {
         self.tick = self.charge.node.seams.sleep(TICK);
         self.tell_turns(turn::Input::Tick);
@@ -432,6 +403,7 @@ impl Owner {
         if moment.now < moment.valid_until {
             self.send_to_followers(&FollowFrame::Position(self.sequencer.last_seq()));
         }
+        self.show_presence();
     }
 }
 

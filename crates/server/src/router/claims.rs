@@ -24,13 +24,13 @@ impl Router {
         &self,
         conversation: &ConvRef,
         tenure: Option<Tenure>,
-        avoid: Option<Incarnation>,
+        seeking: Seeking,
         settled: watch::Sender<()>,
     ) -> Result<Place, Refusal> {
         let (answer, outcome) = tokio::sync::oneshot::channel();
         let (router, conversation) = (self.clone(), conversation.clone());
         self.shared.node.seams.spawn("claim", async move {
-            let result = match router.arm(&conversation, tenure, avoid).await {
+            let result = match router.arm(&conversation, tenure, seeking).await {
                 Ok(Settled::Ours(tenure)) => Ok(Place::Here(router.start_owner(tenure))),
                 Ok(Settled::Theirs(peer)) => {
                     router.remember(&conversation, &peer);
@@ -55,12 +55,7 @@ impl Router {
         self.table().remember(conversation.key, peer.clone(), node.limits.known_owners, spread);
     }
 
-    async fn arm(
-        &self,
-        conversation: &ConvRef,
-        tenure: Option<Tenure>,
-        avoid: Option<Incarnation>,
-    ) -> Result<Settled, Refusal> {
+    async fn arm(&self, conversation: &ConvRef, tenure: Option<Tenure>, seeking: Seeking) -> Result<Settled, Refusal> {
         if let Some(tenure) = tenure {
             return Ok(Settled::Ours(tenure));
         }
@@ -79,10 +74,23 @@ impl Router {
         }
         let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
         let mine = resolution.owner.as_ref().is_some_and(|owner| owner.incarnation == node.me);
-        if !mine && let Some(peer) = self.better_place(conversation, &info, avoid)? {
+        if !mine && let Some(peer) = self.better_place(conversation, &info, seeking.avoid)? {
             return Ok(Settled::Better(peer));
         }
+        self.shared.claim_rate.admit(node.seams.now(), seeking.urgency).map_err(|wait| self.not_yet(wait))?;
         self.claim_and_read(conversation, &resolution, &info).await.map(Settled::Ours)
+    }
+
+    /// The refusal of a claim that nobody waits for, and that is one too many of them.
+    fn not_yet(&self, wait: Duration) -> Refusal {
+        self.shared.node.metrics.limit_hit(metrics::Queue::ClaimRate);
+        let after_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+        let retry = Retry { after_ms, ..Retry::SOON };
+        Refusal::retry(
+            Code::ConversationUnavailable,
+            "the node takes over many conversations; this one has to wait",
+            retry,
+        )
     }
 
     async fn claim_and_read(
@@ -150,7 +158,7 @@ impl Router {
             seen_epoch: resolution.epoch,
             seen_owner: resolution.owner.as_ref().map(|owner| owner.incarnation),
             margin: node.timing.margin,
-            gap: node.limits.gap,
+            gap: node.limits.sequencer.gap,
         };
         let outcome = node.store.claim(&request).await;
         node.metrics.claimed(match &outcome {

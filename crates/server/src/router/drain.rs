@@ -227,8 +227,9 @@ impl Router {
             match entry {
                 Entry::Active(handle) if handle.is_gone() => unfinished.ending += 1,
                 Entry::Active(handle) => unfinished.active.push(handle.clone()),
-                Entry::Claiming(settled) => unfinished.claiming.push(settled.clone()),
-                Entry::Hibernating { .. } => {}
+                Entry::Claiming(settled) if settled.has_changed().is_ok() => unfinished.claiming.push(settled.clone()),
+                // The latter: a claim whose task is gone.
+                Entry::Hibernating { .. } | Entry::Claiming(_) => {}
             }
         }
         unfinished

@@ -120,11 +120,12 @@ impl Router {
         node.metrics.wedged_owners.inc();
         tracing::error!(conversation = %conversation.id, %epoch, "an owner makes no progress; its conversation is released");
         let held = Held { conversation: conversation.key, epoch, me: node.me };
-        if let Err(error) = node.store.release_wedged(&held, node.limits.gap).await {
+        if let Err(error) = node.store.release_wedged(&held, node.limits.sequencer.gap).await {
             // The entry stays, and so does the watchdog.
             return tracing::warn!(conversation = %conversation.id, %epoch, %error, "a wedged owner was not released");
         }
         node.events.record(Event::Released { conversation: conversation.id.clone(), epoch, why: WhyReleased::Wedged });
+        handle.depose();
         self.ended(conversation, epoch, End::Gone);
     }
 }

@@ -13,6 +13,7 @@
 mod claims;
 mod drain;
 mod keeping;
+mod sighting;
 mod table;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,12 +29,14 @@ use tokio::sync::{Semaphore, watch};
 
 use self::table::{Entry, Lookup, Stage, Table};
 use crate::bounded;
+use crate::cluster::claims::{ClaimRate, Urgency};
 use crate::link::{Hops, Link, LinkError, Peer, Request, Response};
 use crate::metrics;
 use crate::node::Node;
 use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
 use crate::turn::agents::Agents;
+pub use sighting::{READ_WITHIN, Sighting};
 
 /// How long an owner elsewhere may take to hear of its agent.
 const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
@@ -59,6 +62,7 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    claim_rate: ClaimRate,
     agents: Arc<Agents>,
     on_published: OnPublished,
     link: Arc<dyn Link>,
@@ -71,6 +75,15 @@ pub enum Place {
     Here(OwnerHandle),
     /// By that node.
     There(Peer),
+}
+
+/// On whose behalf an owner is looked for.
+#[derive(Debug, Clone, Copy)]
+struct Seeking {
+    /// A node that did not answer a moment ago.
+    avoid: Option<Incarnation>,
+    /// Whether somebody waits for a claim.
+    urgency: Urgency,
 }
 
 /// One try at an owner.
@@ -87,9 +100,11 @@ impl Router {
     pub fn start(node: Arc<Node>, parts: Parts) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
+        let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let router = Self { shared: Arc::new(Shared { node, committer, table, claims, agents, on_published, link }) };
+        let shared = Shared { node, committer, table, claims, claim_rate, agents, on_published, link };
+        let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
         seams.spawn("watchdog", router.clone().watch());
@@ -141,7 +156,7 @@ impl Router {
         budget: Duration,
     ) -> Result<Vec<Receipt>, Refusal> {
         let drafts = &drafts;
-        self.with_owner(conversation, budget, |place, left| async move {
+        self.with_owner(conversation, budget, Urgency::Waiting, |place, left| async move {
             match place {
                 Place::Here(owner) => Attempt::Answered(owner.append(drafts.clone()).await),
                 Place::There(peer) => self.pass_on(peer, conversation, drafts, hops, left).await,
@@ -170,12 +185,14 @@ impl Router {
         }
     }
 
-    /// Follows a conversation wherever it is owned, claiming it where nobody owns it (F7).
+    /// Follows a conversation wherever it is owned, claiming it where nobody owns it (F7), at the rate of claims that nobody
+    /// waits for.
     ///
     /// # Errors
     /// As [`Router::append`].
     pub async fn follow(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
-        self.with_owner(conversation, self.shared.node.limits.route_budget, |place, left| async move {
+        let budget = self.shared.node.limits.route_budget;
+        self.with_owner(conversation, budget, Urgency::Background, |place, left| async move {
             match place {
                 Place::Here(owner) => Attempt::Answered(owner.follow().await),
                 Place::There(peer) => match self.shared.link.follow(&peer, &conversation.id, left).await {
@@ -225,7 +242,13 @@ impl Router {
 
     /// Runs `ask` on the owner, again and again while ownership moves or the link fails, inside the budget. Each call is
     /// given what is left of that.
-    async fn with_owner<T, F, A>(&self, conversation: &ConvRef, budget: Duration, ask: A) -> Result<T, Refusal>
+    async fn with_owner<T, F, A>(
+        &self,
+        conversation: &ConvRef,
+        budget: Duration,
+        urgency: Urgency,
+        ask: A,
+    ) -> Result<T, Refusal>
     where
         A: Fn(Place, Duration) -> F,
         F: Future<Output = Attempt<T>>,
@@ -236,7 +259,7 @@ impl Router {
         let mut avoid = None;
         loop {
             let left = give_up.since(seams.now());
-            let refusal = match self.place(conversation, avoid).await {
+            let refusal = match self.place_for(conversation, Seeking { avoid, urgency }).await {
                 Ok(place) => match ask(place, left).await {
                     Attempt::Answered(Ok(answer)) => return Ok(answer),
                     Attempt::Answered(Err(refusal)) => refusal,
@@ -266,6 +289,10 @@ impl Router {
     /// # Errors
     /// `not_found`, or a refusal with a directive.
     pub async fn place(&self, conversation: &ConvRef, avoid: Option<Incarnation>) -> Result<Place, Refusal> {
+        self.place_for(conversation, Seeking { avoid, urgency: Urgency::Waiting }).await
+    }
+
+    async fn place_for(&self, conversation: &ConvRef, seeking: Seeking) -> Result<Place, Refusal> {
         loop {
             if self.is_closed() {
                 return Err(draining());
@@ -276,7 +303,7 @@ impl Router {
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
                 Lookup::Wait(mut settled) => drop(settled.changed().await),
-                Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, avoid, settled).await,
+                Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, seeking, settled).await,
             }
         }
     }

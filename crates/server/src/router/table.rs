@@ -55,7 +55,8 @@ impl Table {
     pub(super) fn look_up(&mut self, key: ConvKey) -> Lookup {
         match self.entries.get(&key) {
             Some(Entry::Active(handle)) if !handle.is_gone() => return Lookup::Active(handle.clone()),
-            Some(Entry::Claiming(settled)) => return Lookup::Wait(settled.clone()),
+            // A claim whose task is gone settles nothing any more: it is ours.
+            Some(Entry::Claiming(settled)) if settled.has_changed().is_ok() => return Lookup::Wait(settled.clone()),
             Some(_) => {}
             None => {
                 if let Some(peer) = self.elsewhere.get(&key) {
@@ -135,7 +136,9 @@ mod tests {
         let newest = ConvKey([19; 16]);
         assert!(matches!(table.look_up(newest), Lookup::Elsewhere(found) if found == peer(19)));
         table.forget(newest);
-        assert!(matches!(table.look_up(newest), Lookup::Settle(..)));
+        let Lookup::Settle(claim, None) = table.look_up(newest) else { panic!("nobody is known to own it") };
         assert!(matches!(table.look_up(newest), Lookup::Wait(_)), "it is being settled");
+        drop(claim);
+        assert!(matches!(table.look_up(newest), Lookup::Settle(..)), "whoever was to settle it is gone");
     }
 }

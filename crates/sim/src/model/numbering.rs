@@ -45,30 +45,37 @@ pub(super) struct Reaction {
     pub(super) reign: Option<Reign>,
 }
 
-fn sequencer(reign: Reign) -> Sequencer {
-    let limits = SequencerLimits { block: BLOCK, recent_keys: 0, ..SequencerLimits::default() };
+fn sequencer(reign: Reign, gap: u64) -> Sequencer {
+    let limits = SequencerLimits { block: BLOCK, gap, recent_keys: 0, ..SequencerLimits::default() };
     Sequencer::new(CONVERSATION.clone(), reign, limits)
 }
 
-fn number_with(sequencer: &mut Sequencer, key: Key) -> CommitRequest {
+fn number_with(sequencer: &mut Sequencer, key: Key) -> Option<CommitRequest> {
     let mut actions = Vec::new();
     let draft = DRAFTS[usize::from(key.0)].clone();
     sequencer.handle(CERTAIN, Input::Append(Ticket(0), vec![draft]), &mut actions);
     match actions.pop() {
-        Some(Action::Commit(request)) => request,
-        other => unreachable!("an idle reign with a certain lease numbers: {other:?}"),
+        Some(Action::Commit(request)) => Some(request),
+        Some(Action::Halt(_)) => None,
+        other => unreachable!("an idle reign with a certain lease numbers, or ends: {other:?}"),
     }
 }
 
-/// The commit that a reign which stands here asks for.
-pub(super) fn number(reign: Reign, key: Key) -> CommitRequest {
-    number_with(&mut sequencer(reign), key)
+/// The commit that a reign which stands here asks for; `None`: it ends instead. `gap` is what the next one skips, as far as
+/// this one knows.
+pub(super) fn number(reign: Reign, key: Key, gap: u64) -> Option<CommitRequest> {
+    number_with(&mut sequencer(reign, gap), key)
+}
+
+/// The number that it gave.
+fn given(reign: Reign) -> Seq {
+    reign.first_seq
 }
 
 /// The record is in the log, as `entry`, which may be an earlier append's.
 pub(super) fn landed(reign: Reign, key: Key, entry: Entry, valid: bool) -> Reaction {
     let body_hash = DRAFTS[usize::from(key.0)].body_hash;
-    let own = Seq(number(reign, key).hi.0);
+    let own = given(reign);
     let original = Original { seq: entry.seq, body_hash, epoch: entry.epoch, at: AT };
     let duplicates = if entry.seq == own { Vec::new() } else { vec![(own, original)] };
     react(reign, key, Input::Landed { at: AT, duplicates }, if valid { CERTAIN } else { UNCERTAIN })
@@ -81,7 +88,8 @@ pub(super) fn failed(reign: Reign, key: Key) -> Reaction {
 }
 
 fn react(reign: Reign, key: Key, input: Input, moment: Moment) -> Reaction {
-    let mut sequencer = sequencer(reign);
+    // What was numbered was within the gap, or that rule is left out.
+    let mut sequencer = sequencer(reign, u64::MAX);
     number_with(&mut sequencer, key);
     let mut actions = Vec::new();
     sequencer.handle(moment, input, &mut actions);

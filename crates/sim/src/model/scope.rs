@@ -11,8 +11,7 @@ pub struct Scope {
     pub reigns: usize,
     /// Highest number within a generation.
     pub numbers: u64,
-    /// How many numbers an unclean takeover skips: at least the records of a batch, of which the model's has one, and the
-    /// numbers that failed for certain.
+    /// How many numbers an unclean takeover skips: at least the records of a batch, of which the model's has one.
     pub gap: u64,
     /// Most requests that wait in the network after their sender gave up on them.
     pub late: usize,
@@ -108,6 +107,8 @@ named! {
         NoGap,
         /// A wedged task's release skips nothing.
         NoGapForTheWedged,
+        /// An owner whose appends fail goes on numbering above what its successor skips.
+        NumbersBeyondTheGap,
         /// Who claims again what is theirs keeps the epoch.
         EpochKeptOnReclaim,
         /// A release starts the epochs anew.
@@ -203,7 +204,7 @@ impl Scope {
         gap: 2,
         late: 0,
         failovers: 0,
-        failures: 1,
+        failures: 2,
         may: &[May::IgnoreLeases],
     };
 

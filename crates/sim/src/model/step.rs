@@ -220,7 +220,7 @@ impl World {
                 let seen = Request::Claim(head.map(|head| head.epoch), head.and_then(|head| head.owner));
                 self.arrive(who, seen, law);
             }
-            Step::Submit(who, key) => self.submit(who, key),
+            Step::Submit(who, key) => self.submit(who, key, law),
             Step::Release(who) | Step::ReleaseLate(who) => {
                 if let Some(request) = self.leave(who, None) {
                     self.send(who, request, step, law);
@@ -266,9 +266,13 @@ impl World {
         self.late.extend(request.map(|request| (who, request)));
     }
 
-    fn submit(&mut self, who: Who, key: Key) {
+    fn submit(&mut self, who: Who, key: Key, law: Law) {
         let Some(Tenure { reign, generation, id }) = self.process(who).tenure else { return };
-        let commit = numbering::number(reign, key);
+        let gap = if law.lacks(Flaw::NumbersBeyondTheGap) { u64::MAX } else { law.scope.gap };
+        let Some(commit) = numbering::number(reign, key, gap) else {
+            self.process_mut(who).tenure = None;
+            return;
+        };
         let known = self.committed().any(|entry| entry.seq == commit.hi);
         let may_land = self.under_way().any(|append| append.fence.hi == commit.hi);
         self.check(!known && !may_land, Rule::GivenOnce);

@@ -77,15 +77,16 @@ fn play<F: Future<Output = ()> + Send + 'static>(scene: impl FnOnce(Scene) -> F 
         recorder,
         limits,
         proof: Proof::Lock,
-        network: Network::default(),
+        network: Network::new(executor.world(), Dice::new(1, 77), tally.clone()),
         removed: Removed::default(),
         tally,
         conversations,
         complaints,
+        metrics: Shared::default(),
     };
     let ended = executor.run(async move {
         create(&site, &room).await;
-        let machine = Machine::new("node", site.clone(), Dice::new(1, 99));
+        let machine = Machine::new("node", "local", site.clone(), Dice::new(1, 99));
         machine.start();
         while machine.running().is_none() {
             world.sleep(Duration::from_millis(10)).await;

@@ -31,6 +31,10 @@ pub(super) async fn members_come_and_go(world: &World<'_>) -> Verdict {
     check_eq!(world.store.add_member(&conversation, &bob).await?, MembershipChange::Changed, "bob is added");
     check_eq!(world.store.add_member(&conversation, &bob).await?, MembershipChange::Unchanged, "once");
     check!(world.store.is_member(&conversation, &bob).await?, "and is a member");
+    let asked = subjects(&["carol", "bob", "alice", "Zoe"]);
+    let strangers = world.store.no_members(&conversation, &asked).await?;
+    check_eq!(strangers, subjects(&["carol", "Zoe"]), "who is none is told apart, in the order asked");
+    check_eq!(world.store.no_members(&conversation, &[]).await?, vec![], "nobody asked for is nobody missing");
     let page = world.store.members(&conversation, None, PLENTY).await?;
     let since: Vec<_> = page.into_iter().flat_map(|(members, _)| members).map(|member| Some(member.since)).collect();
     check_eq!(since.len(), 2, "both are listed");
@@ -51,6 +55,8 @@ pub(super) async fn members_come_and_go(world: &World<'_>) -> Verdict {
     );
     check_eq!(world.store.remove_member(&nowhere, &bob).await?, MembershipChange::NoConversation, "nor to leave");
     check!(!world.store.is_member(&nowhere, &bob).await?, "nobody is a member of what does not exist");
+    let none = world.store.no_members(&nowhere, std::slice::from_ref(&bob)).await?;
+    check_eq!(none, vec![bob.clone()], "nor among many");
     check_eq!(world.store.members(&nowhere, None, PLENTY).await?, None, "which has no list");
     Ok(())
 }

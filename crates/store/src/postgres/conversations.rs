@@ -157,6 +157,23 @@ pub(super) async fn is_member(session: &Session, conversation: &ConvRef, sub: &S
     Ok(session.first(sql, &[&Id::from(conversation.key), &sub.as_str()]).await?.is_some())
 }
 
+pub(super) async fn no_members(
+    session: &Session,
+    conversation: &ConvRef,
+    subs: &[Subject],
+) -> Result<Vec<Subject>, CallError> {
+    let sql = "SELECT a.at FROM unnest($2::text[]) WITH ORDINALITY AS a (sub, at)
+               WHERE NOT EXISTS (SELECT 1 FROM member m WHERE m.conv_id = $1 AND m.sub = a.sub) ORDER BY a.at";
+    let asked: Vec<&str> = subs.iter().map(Subject::as_str).collect();
+    let found = session.query(sql, &[&Id::from(conversation.key), &asked]).await?;
+    let mut missing = Vec::with_capacity(found.len());
+    for row in found {
+        let at = rows::get::<i64>(&row, 0, "ordinality")?;
+        missing.extend(usize::try_from(at - 1).ok().and_then(|at| subs.get(at)).cloned());
+    }
+    Ok(missing)
+}
+
 pub(super) async fn members(
     session: &Session,
     conversation: &ConvRef,

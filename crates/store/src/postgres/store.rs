@@ -244,6 +244,14 @@ impl LogStore for PostgresStore {
         .await
     }
 
+    async fn no_members(&self, conversation: &ConvRef, subs: &[Subject]) -> Result<Vec<Subject>, StoreError> {
+        let (conversation, subs) = (conversation.clone(), subs.to_vec());
+        self.pooled(Effect::Read, move |session| async move {
+            conversations::no_members(&session, &conversation, &subs).await
+        })
+        .await
+    }
+
     async fn members(
         &self,
         conversation: &ConvRef,

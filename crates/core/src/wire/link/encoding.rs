@@ -263,7 +263,7 @@ impl<T: Wire> Wire for Vec<T> {
 pub struct Known<T>(pub Option<T>);
 
 /// The enums that [`Known`] is used with, as their errors name them.
-const GROWING: [&str; 3] = ["live event", "report", "notice"];
+const GROWING: [&str; 5] = ["live event", "report", "shard news", "presence news", "notice"];
 
 impl<T: Wire> Wire for Known<T> {
     fn put(&self, out: &mut Vec<u8>) {

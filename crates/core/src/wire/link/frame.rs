@@ -6,6 +6,7 @@ use super::encoding::{DecodeError, Known, Reader, Wire, wire_enum, wire_struct};
 use super::hello::{Hello, Proof};
 use super::messages::{FollowerReport, Notice, Request, Response};
 use crate::ids::{ConversationId, Epoch, Incarnation, LogId, Seq};
+use crate::presence::shard::PresenceNews;
 use crate::record::Record;
 use crate::refusal::Refusal;
 use crate::turn::live::LiveEvent;
@@ -154,6 +155,13 @@ pub enum Frame {
         /// What.
         event: Known<LiveEvent>,
     },
+    /// Who is present.
+    Presence {
+        /// Of which stream.
+        stream: StreamId,
+        /// What is new.
+        news: Known<PresenceNews>,
+    },
     /// Everything up to here was sent.
     Position {
         /// Of which stream.
@@ -216,6 +224,7 @@ wire_enum!(Frame, "frame" {
     16 = Ping {};
     17 = Pong {};
     18 = Goodbye { reason: reason, detail: detail };
+    19 = Presence { stream: stream, news: news };
 });
 
 impl Frame {
@@ -242,6 +251,15 @@ impl Frame {
             stream.put(out);
             prev.put(out);
             record.put(out);
+        })
+    }
+
+    /// A [`Frame::Presence`] of news that are shared.
+    pub fn encode_presence(stream: StreamId, news: &PresenceNews, out: &mut Vec<u8>) -> usize {
+        framed(out, |out| {
+            out.push(19);
+            stream.put(out);
+            news.put(out);
         })
     }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
+use crate::presence::shard::ShardReport;
 use crate::record::Draft;
 use crate::refusal::Refusal;
 use crate::sequencer::Receipt;
@@ -85,11 +86,11 @@ pub enum Response {
     Heard,
     /// To an offer: at most this many.
     Takes(u32),
-    /// To [`Request::Sessions`]: sessions that watch here, and who is present here, as the JSON of the presence call.
+    /// To [`Request::Sessions`]: how many sessions there are over all gateways, and who, as far as this node knows.
     Sessions {
-        /// Sessions that watch here; `None`: nobody has for a while.
+        /// Sessions that watch; `None`: nobody has for a while.
         connected: Option<u32>,
-        /// Who is present here; `None` likewise.
+        /// Who is present, as the JSON of the presence call; `None` likewise.
         presence: Option<String>,
     },
 }
@@ -123,6 +124,13 @@ pub enum Notice {
         /// Which.
         conversation: ConversationId,
     },
+    /// A member has read on.
+    CursorMoved {
+        /// Where.
+        conversation: ConversationId,
+        /// Who.
+        sub: Subject,
+    },
 }
 
 /// What a follower tells the owner: never durable, and dropped when the owner is busy.
@@ -135,6 +143,6 @@ pub enum FollowerReport {
         /// The display name.
         name: Option<Arc<str>>,
     },
-    /// How many sessions watch through this follower.
-    Sessions(u32),
+    /// Who is present through this follower.
+    Presence(ShardReport),
 }

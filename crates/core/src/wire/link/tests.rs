@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::body::{Body, Limits};
 use crate::ids::{Epoch, Generation, Incarnation, LogId, Seq};
+use crate::presence::shard::{Meta, MetaRef, PresenceNews, ShardNews, ShardReport};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Code, Refusal, Retry};
 use crate::sequencer::{Outcome, Receipt};
@@ -154,13 +155,51 @@ fn notice() -> impl Strategy<Value = Notice> {
         (id(), id()).prop_map(|(conversation, sub)| Notice::MemberAdded { conversation, sub }),
         (id(), id()).prop_map(|(conversation, sub)| Notice::MemberRemoved { conversation, sub }),
         id().prop_map(|conversation| Notice::ConversationChanged { conversation }),
+        (id(), id()).prop_map(|(conversation, sub)| Notice::CursorMoved { conversation, sub }),
     ]
 }
 
 fn report() -> impl Strategy<Value = FollowerReport> {
     prop_oneof![
         (id(), display_name()).prop_map(|(sub, name)| FollowerReport::Typing { sub, name }),
-        any::<u32>().prop_map(FollowerReport::Sessions),
+        shard_report().prop_map(FollowerReport::Presence),
+    ]
+}
+
+fn meta_ref() -> impl Strategy<Value = MetaRef> {
+    (any::<u64>(), any::<u64>()).prop_map(|(turn, hub)| MetaRef { turn, hub })
+}
+
+fn metas() -> impl Strategy<Value = Vec<Meta>> {
+    let meta = (meta_ref(), id(), display_name()).prop_map(|(reference, sub, name)| Meta { reference, sub, name });
+    prop::collection::vec(meta, 0..4)
+}
+
+fn changed() -> impl Strategy<Value = (Vec<Meta>, Vec<MetaRef>)> {
+    (metas(), prop::collection::vec(meta_ref(), 0..4))
+}
+
+fn shard_report() -> impl Strategy<Value = ShardReport> {
+    let news = prop_oneof![
+        Just(ShardNews::Still),
+        metas().prop_map(ShardNews::Whole),
+        changed().prop_map(|(joins, leaves)| ShardNews::Changed { joins, leaves }),
+        Just(ShardNews::Counted),
+    ];
+    (any::<u64>(), any::<u64>(), any::<u32>(), news).prop_map(|(hub, serial, sessions, news)| ShardReport {
+        hub,
+        serial,
+        sessions,
+        news,
+    })
+}
+
+fn presence_news() -> impl Strategy<Value = PresenceNews> {
+    prop_oneof![
+        metas().prop_map(PresenceNews::Whole),
+        changed().prop_map(|(joins, leaves)| PresenceNews::Changed { joins, leaves }),
+        any::<u32>().prop_map(PresenceNews::Count),
+        Just(PresenceNews::Ask),
     ]
 }
 
@@ -226,6 +265,8 @@ fn frame() -> impl Strategy<Value = Frame> {
         (stream(), refusal()).prop_map(|(stream, refusal)| Frame::Refused { stream, refusal }),
         (stream(), seq(), record()).prop_map(|(stream, prev, record)| Frame::Record { stream, prev, record }),
         (stream(), option::of(live())).prop_map(|(stream, event)| Frame::Live { stream, event: Known(event) }),
+        (stream(), option::of(presence_news()))
+            .prop_map(|(stream, news)| Frame::Presence { stream, news: Known(news) }),
         (stream(), seq()).prop_map(|(stream, seq)| Frame::Position { stream, seq }),
         (stream(), any::<[u32; 2]>()).prop_map(|(stream, [frames, bytes])| Frame::Credit { stream, frames, bytes }),
         stream().prop_map(|stream| Frame::Closed { stream }),
@@ -275,7 +316,10 @@ proptest! {
         long.extend_from_slice(&more);
         let growing = matches!(
             frame,
-            Frame::Notice(Known(None)) | Frame::Live { event: Known(None), .. } | Frame::Report { report: Known(None), .. }
+            Frame::Notice(Known(None))
+                | Frame::Live { event: Known(None), .. }
+                | Frame::Presence { news: Known(None), .. }
+                | Frame::Report { report: Known(None), .. }
         );
         if growing {
             prop_assert_eq!(Frame::decode(&long), Ok(frame), "a later version's fields are skipped");
@@ -285,7 +329,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..20) {
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), kind in 0_u8..21) {
         let mut content = vec![kind];
         content.extend_from_slice(&bytes);
         for content in [&bytes, &content] {
@@ -312,7 +356,9 @@ proptest! {
     }
 
     #[test]
-    fn shared_values_are_sent_as_others(stream in any::<u64>(), prev in seq(), record in record(), event in live()) {
+    fn shared_values_are_sent_as_others(
+        stream in any::<u64>(), prev in seq(), record in record(), event in live(), news in presence_news(),
+    ) {
         let stream = StreamId(stream);
         let mut out = Vec::new();
         Frame::encode_record(stream, prev, &record, &mut out);
@@ -320,6 +366,9 @@ proptest! {
         out.clear();
         Frame::encode_live(stream, &event, &mut out);
         prop_assert_eq!(&out, &encoded(&Frame::Live { stream, event: Known(Some(event)) }));
+        out.clear();
+        Frame::encode_presence(stream, &news, &mut out);
+        prop_assert_eq!(&out, &encoded(&Frame::Presence { stream, news: Known(Some(news)) }));
     }
 }
 

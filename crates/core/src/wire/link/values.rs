@@ -8,6 +8,7 @@ use crate::body::{Body, BodyHash};
 use crate::ids::{
     AgentName, ClientMsgId, ConversationId, Epoch, Generation, Incarnation, LogId, NodeName, Seq, Subject,
 };
+use crate::presence::shard::{Meta, MetaRef, PresenceNews, ShardNews, ShardReport};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Code, Refusal, Retry};
 use crate::sequencer::{Outcome, Receipt};
@@ -156,8 +157,24 @@ wire_enum!(Notice, "notice" {
     2 = MemberAdded { conversation: conversation, sub: sub };
     3 = MemberRemoved { conversation: conversation, sub: sub };
     4 = ConversationChanged { conversation: conversation };
+    5 = CursorMoved { conversation: conversation, sub: sub };
 });
 wire_enum!(FollowerReport, "report" {
     1 = Typing { sub: sub, name: name };
-    2 = Sessions { 0: sessions };
+    2 = Presence { 0: shard };
+});
+wire_struct!(MetaRef { turn: turn, hub: hub });
+wire_struct!(Meta { reference: reference, sub: sub, name: name });
+wire_struct!(ShardReport { hub: hub, serial: serial, sessions: sessions, news: news });
+wire_enum!(ShardNews, "shard news" {
+    1 = Still {};
+    2 = Whole { 0: metas };
+    3 = Changed { joins: joins, leaves: leaves };
+    4 = Counted {};
+});
+wire_enum!(PresenceNews, "presence news" {
+    1 = Whole { 0: metas };
+    2 = Changed { joins: joins, leaves: leaves };
+    3 = Count { 0: count };
+    4 = Ask {};
 });

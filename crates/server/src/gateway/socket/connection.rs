@@ -423,6 +423,6 @@ async fn join_conversation(
         after: payload.after.map(conch_core::ids::Seq),
         log: payload.log,
     };
-    let session = gateway.hubs().join(conversation, join).await?;
+    let session = gateway.hubs().join_by(principal.right_to_read(conversation), conversation, join).await?;
     Ok((Membership::Conversation(session), sending))
 }

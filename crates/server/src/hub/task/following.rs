@@ -43,6 +43,8 @@ impl Hub {
         }
         self.follow = Some(frames);
         self.reports = Some(reports);
+        self.presence.attached(self.heard);
+        self.report_presence();
         if let Some(snapshot) = snapshot {
             self.live_event(&snapshot);
         }
@@ -105,6 +107,10 @@ impl Hub {
                 }
             }
             FollowFrame::Live(event) => self.live_event(&event),
+            FollowFrame::Presence(news) => {
+                self.presence.hear(&news);
+                self.presence_changed();
+            }
             FollowFrame::Position(head) => {
                 if head > seq && !self.fill_to(head).await {
                     self.lost();

@@ -5,9 +5,9 @@ use super::*;
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {
         match command {
-            Command::Join { id, join, answer } => {
+            Command::Join { id, join, right, answer } => {
                 let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
-                let waiting = Waiting { id, join, answer, deadline };
+                let waiting = Waiting { id, join, right, answer, deadline };
                 match self.follow {
                     Some(_) => self.join(waiting).await,
                     None => self.waiting.push(waiting),
@@ -20,13 +20,13 @@ impl Hub {
                     reports.send(FollowerReport::Typing { sub, name });
                 }
             }
-            Command::Presence { answer } => drop(answer.send(self.presence_json())),
+            Command::Present { answer } => drop(answer.send(self.present())),
             Command::Expel { sub, reason } => self.expel(&sub, &reason),
         }
     }
 
     pub(super) async fn join(&mut self, waiting: Waiting) {
-        let Waiting { id, join, answer, .. } = waiting;
+        let Waiting { id, join, right, answer, .. } = waiting;
         if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
             self.reach_the_head().await;
         }
@@ -49,7 +49,7 @@ impl Hub {
         }
         let Join { sink, sub, name, .. } = join;
         let watcher =
-            Watcher { sink, sub: sub.clone(), stage: Stage::CatchingUp, missed_live: false, resync_due: false };
+            Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, missed_live: false, resync_due: false };
         self.watchers.insert(id, watcher);
         self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);
@@ -100,40 +100,4 @@ impl Hub {
             watcher.sink.end(reason);
         }
     }
-
-    pub(super) fn show_presence_to(&mut self, id: SessionId, sub: &Subject, name: Option<Arc<str>>) {
-        self.presence.join(id.0, sub, name);
-        self.presence_changed();
-        let (Some(at), Some(watcher)) = (&self.at, self.watchers.get(&id)) else { return };
-        let greeting = self.presence.greeting();
-        watcher.sink.push(&Arc::new(announcement(&at.address, &greeting)));
-    }
-
-    pub(super) fn presence_changed(&mut self) {
-        if self.presence_due.is_none() {
-            self.presence_due = Some(self.shared.node.seams.sleep(PRESENCE_WINDOW));
-        }
-    }
-
-    /// Who is here, or how many, as `GET …/presence` answers.
-    pub(super) fn presence_json(&mut self) -> String {
-        let count = self.presence.count();
-        match self.presence.mode() {
-            Mode::Full => format!(r#"{{"count":{count},"present":{}}}"#, self.presence.state_json()),
-            Mode::Count => format!(r#"{{"count":{count},"present":null}}"#),
-        }
-    }
-
-    pub(super) fn show_presence(&mut self) {
-        self.presence_due = None;
-        let Some(at) = &self.at else { return };
-        if let Some(change) = self.presence.flush(self.shared.node.seams.now()) {
-            let frame = Arc::new(announcement(&at.address, &change));
-            self.deliver(&frame, None);
-        }
-    }
-}
-
-fn announcement(address: &Address, announcement: &Announcement) -> Frame {
-    Frame::live(address, announcement.event(), announcement.payload().to_owned())
 }

@@ -101,7 +101,8 @@ impl Owner {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
                 Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
-                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(_) => {}
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(..) => {}
+                Command::Present { reply } => drop(reply.send(None)),
                 Command::Follow { reply } => drop(reply.send(Err(moved()))),
                 Command::Release { done } => self.releasing.push(done),
                 Command::HandOff { done, .. } => drop(done.send(None)),

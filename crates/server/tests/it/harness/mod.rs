@@ -1,5 +1,6 @@
 //! Runs nodes in this process and speaks to them as clients do. Everything waits for a condition with a deadline.
 
+mod cluster;
 mod http;
 mod logs;
 mod sse;
@@ -20,6 +21,7 @@ use conch_store::sqlite::OpenError;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
+pub(crate) use cluster::Cluster;
 pub(crate) use http::{Answer, Client, Raw};
 pub(crate) use logs::captured_logs;
 pub(crate) use sse::{Event, Stream};

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use conch_core::body::Body;
 use conch_core::ids::{Epoch, Generation, LogId, Seq};
+use conch_core::presence::shard::{ShardNews, ShardReport};
 use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::Timestamp;
 use conch_core::turn::live::LiveEvent;
 use conch_server::frame::{Address, Frame};
 use conch_server::link::{Link, LinkError, LinkLimits};
-use conch_server::owner::{Follow, FollowFrame, FollowerReport, Published};
+use conch_server::owner::{Follow, FollowFrame, FollowerReport, PresenceNews, Published};
 use tokio::sync::mpsc;
 
 use super::harness::{LONG, Node, OWNER, asker, conversation, metric, quick, settings};
@@ -47,9 +48,10 @@ async fn frames_come_in_order_with_reports_going_up() {
     let mut follow = link.follow(&node.peer(), &conversation("c"), LONG).await.expect("reached").expect("owned");
     assert_eq!((follow.epoch, follow.incarnation, follow.position), (Epoch(3), OWNER, Seq(5)));
     assert_eq!(follow.log, LogId::new("s", Generation(1)));
-    follow.reports.send(FollowerReport::Sessions(4));
+    let sent = FollowerReport::Presence(ShardReport { hub: 7, serial: 1, sessions: 4, news: ShardNews::Counted });
+    follow.reports.send(sent.clone());
     let report = tokio::time::timeout(LONG, node.reports.recv()).await.expect("soon enough");
-    assert_eq!(report, Some(FollowerReport::Sessions(4)));
+    assert_eq!(report, Some(sent));
     let typing = LiveEvent::Typing { sender: "bob".parse().expect("valid"), name: Some("Bob".into()) };
     let sending = tokio::spawn({
         let typing = Arc::new(typing.clone());
@@ -58,11 +60,13 @@ async fn frames_come_in_order_with_reports_going_up() {
                 to.send(record(seq)).await.expect("followed");
             }
             to.send(FollowFrame::Live(typing)).await.expect("followed");
+            to.send(FollowFrame::Presence(Arc::new(PresenceNews::Count(9)))).await.expect("followed");
             to.send(FollowFrame::Position(Seq(2_000))).await.expect("followed");
         }
     });
     assert_records(&mut follow, 6..=2_000).await;
     assert!(matches!(next(&mut follow).await, Some(FollowFrame::Live(event)) if *event == typing));
+    assert!(matches!(next(&mut follow).await, Some(FollowFrame::Presence(news)) if *news == PresenceNews::Count(9)));
     assert!(matches!(next(&mut follow).await, Some(FollowFrame::Position(Seq(2_000)))));
     sending.await.expect("no panic");
     assert!(next(&mut follow).await.is_none(), "the owner ended it");

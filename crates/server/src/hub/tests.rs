@@ -1,0 +1,150 @@
+//! Limits of a gateway's hubs, and who may stay.
+
+use super::*;
+use crate::config::Config;
+use crate::testing::{self, hit, hits};
+
+fn conversation(id: &str) -> ConvRef {
+    id.parse::<conch_core::ids::ConversationId>().expect("valid").into()
+}
+
+/// Takes everything, and tells how many events of each name.
+#[derive(Default)]
+struct Counting(Mutex<BTreeMap<String, usize>>);
+
+impl sink::FrameSink for Counting {
+    fn push(&self, frame: &Arc<crate::frame::Frame>) -> sink::Push {
+        *self.0.lock().expect("no panic").entry(frame.event().to_owned()).or_default() += 1;
+        sink::Push::Accepted
+    }
+
+    fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn end(&self, _reason: &Refusal) {}
+}
+
+impl Sink for Counting {
+    fn joined(&self, _joined: &sink::Joined) {}
+}
+
+#[tokio::test]
+async fn sessions_are_bounded_over_all_hubs() {
+    let mut config = Config::default();
+    config.limits.sessions = 2;
+    let node = testing::node(&config, testing::empty_store());
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let first = hubs.enter(&conversation("a")).expect("there is room");
+    let second = hubs.enter(&conversation("b")).expect("there is room");
+    let refusal = hubs.enter(&conversation("a")).err().expect("there is no room");
+    assert_eq!(refusal.code, Code::Overloaded);
+    assert_eq!(refusal.retry, Some(Retry { after_ms: 1_000, budget_ms: 120_000 }));
+    assert!(refusal.detail.contains("2 sessions"), "{refusal:?}");
+    let page = node.metrics.encode("").1;
+    assert!(page.contains("conch_limit_hits_total{queue=\"sessions\"} 1"), "{page}");
+    drop(first);
+    let third = hubs.enter(&conversation("a")).expect("there is room again");
+    assert_eq!(hubs.connected(&conversation("a")), Some(1));
+    drop((second, third));
+    assert_eq!(hubs.table().sessions, 0);
+}
+
+#[tokio::test]
+async fn commands_over_a_hubs_limit_are_counted() {
+    let mut config = Config::default();
+    config.limits.hub_commands = 1;
+    let node = testing::node(&config, testing::empty_store());
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let session = hubs.enter(&conversation("a")).expect("there is room");
+    // The hub's task does not run between these.
+    session.typing("alice".parse().expect("valid"), None);
+    assert_eq!(hits(&node, "hub_commands"), 0);
+    session.typing("alice".parse().expect("valid"), None);
+    assert_eq!(hits(&node, "hub_commands"), 1);
+}
+
+#[tokio::test]
+async fn reads_over_their_limit_wait_and_are_counted() {
+    let mut config = Config::default();
+    config.limits.catch_up_reads = 1;
+    let node = testing::node(&config, testing::empty_store());
+    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = testing::channel(&node, "c").await;
+    let router = testing::router(&node);
+    router.append(&conversation, vec![testing::message("k")]).await.expect("written");
+    let hubs = Hubs::new(Arc::clone(&node), router, config.hub_limits());
+    let held = hubs.shared.reads.acquire().await.expect("it is open");
+    let sink = Arc::new(Counting::default());
+    let join = Join {
+        sink: Arc::clone(&sink) as Arc<dyn Sink>,
+        sub: "alice".parse().expect("valid"),
+        name: None,
+        after: Some(Seq(0)),
+        log: None,
+    };
+    let _session = hubs.join(&conversation, join).await.expect("joined");
+    hit(&node, "reads").await;
+    let seen = |event: &str| sink.0.lock().expect("no panic").get(event).copied().unwrap_or_default();
+    assert_eq!(seen("message"), 0, "it waits");
+    drop(held);
+    for _ in 0..10_000 {
+        if seen("caught_up") > 0 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((seen("message"), hits(&node, "reads")), (1, 1));
+}
+
+/// Tells when it was ended.
+#[derive(Default)]
+struct Ending(tokio::sync::Notify);
+
+impl sink::FrameSink for Ending {
+    fn push(&self, _frame: &Arc<crate::frame::Frame>) -> sink::Push {
+        sink::Push::Accepted
+    }
+
+    fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn end(&self, reason: &Refusal) {
+        assert_eq!(reason.code, Code::Forbidden);
+        self.0.notify_one();
+    }
+}
+
+impl Sink for Ending {
+    fn joined(&self, _joined: &sink::Joined) {}
+}
+
+/// The notice of a removal on another node was lost.
+#[tokio::test(start_paused = true)]
+async fn who_is_no_member_any_more_is_cut_off_in_time() {
+    let config = Config::default();
+    let node = testing::node(&config, testing::empty_store());
+    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = testing::channel(&node, "c").await;
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let (mut sinks, mut sessions) = (Vec::new(), Vec::new());
+    for (sub, right) in [("bob", Right::Membership), ("carol", Right::Membership), ("dave", Right::Grant)] {
+        let sub: Subject = sub.parse().expect("valid");
+        node.store.add_member(&conversation, &sub).await.expect("added");
+        let sink = Arc::new(Ending::default());
+        let join = Join { sink: Arc::clone(&sink) as Arc<dyn Sink>, sub, name: None, after: None, log: None };
+        sessions.push(hubs.join_by(right, &conversation, join).await.expect("joined"));
+        sinks.push(sink);
+    }
+    testing::see_a_peer(&node);
+    for sub in ["bob", "dave"] {
+        node.store.remove_member(&conversation, &sub.parse().expect("valid")).await.expect("removed");
+    }
+    let in_time = |sink: Arc<Ending>| async move {
+        tokio::time::timeout(Duration::from_secs(85), sink.0.notified()).await.is_ok()
+    };
+    assert!(in_time(Arc::clone(&sinks[0])).await, "bob is cut off");
+    assert!(!in_time(Arc::clone(&sinks[1])).await, "carol is a member");
+    assert!(!in_time(Arc::clone(&sinks[2])).await, "dave has a grant");
+}

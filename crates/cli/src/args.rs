@@ -124,7 +124,7 @@ pub(crate) struct CheckHistoryArgs {
 /// Which server, and as whom.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArgs {
-    /// The server.
+    /// The server, or several nodes of a cluster, separated by commas: the next one is asked when one cannot be reached.
     #[arg(long, env = "CONCH_URL", default_value = "http://127.0.0.1:4000")]
     pub(crate) url: String,
     /// The token. Without one, when the server is on loopback and the data directory's development secret can be

@@ -135,7 +135,7 @@ fn ready(started: &Started, store: &str) -> Value {
 
 /// The lines for people: where the console is, and what mode the node runs in.
 fn greeting(started: &Started, store: &str) -> String {
-    let Started { listen, ops_listen, mode } = started;
+    let Started { listen, ops_listen, mode, .. } = started;
     let mode = match mode {
         Mode::Configured => "a key is configured",
         Mode::Development => "development mode: no key is configured, so it serves this machine alone",

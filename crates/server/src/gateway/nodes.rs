@@ -5,7 +5,7 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use conch_core::ids::{Incarnation, InvalidId, NodeName, Region};
+use conch_core::ids::{ConvKey, ConversationId, Incarnation, InvalidId, NodeName, Region};
 use conch_core::refusal::{Code, Refusal};
 use conch_store::NodeRow;
 use http::StatusCode;
@@ -13,10 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
 use super::input::{Path, Query};
+use super::operations::page_limit;
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::events::as_text;
 use crate::owner::store_refusal;
+use crate::router::Owned;
 
 /// Most events of one answer.
 const EVENTS_PAGE: usize = 256;
@@ -97,6 +99,35 @@ pub(super) async fn events(
     require_operator(&principal)?;
     let page = gateway.node().events.after(query.after.unwrap_or(0), EVENTS_PAGE);
     Ok(axum::Json(page).into_response())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OwnedQuery {
+    after: Option<ConversationId>,
+    limit: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct OwnedJson {
+    #[serde(serialize_with = "as_text")]
+    answered_by: Incarnation,
+    owned: Vec<Owned>,
+    more: bool,
+}
+
+/// `GET /v1/nodes/owned`: of the answering node alone, in an order that is none of people's.
+pub(super) async fn owned(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Query(query): Query<OwnedQuery>,
+) -> Result<Response, HttpError> {
+    require_operator(&principal)?;
+    let limits = gateway.limits();
+    let limit = page_limit(query.limit, limits.history_default, limits.history_limit)?;
+    let after = query.after.as_ref().map(ConvKey::of);
+    let (owned, more) = gateway.router().owned_after(after, limit);
+    Ok(axum::Json(OwnedJson { answered_by: gateway.node().me, owned, more }).into_response())
 }
 
 #[derive(Serialize)]
@@ -189,7 +220,7 @@ mod tests {
         let gateway = testing::gateway(&Config::default());
         let some = token(&gateway, "team:*".parse().expect("a pattern"), vec![Permission::Admin]);
         let other = token(&gateway, Glob::any(), vec![Permission::Read]);
-        for path in ["/v1/nodes", "/v1/nodes/events"] {
+        for path in ["/v1/nodes", "/v1/nodes/events", "/v1/nodes/owned"] {
             for token in [&some, &other] {
                 let (status, problem) = get(&gateway, path, token).await;
                 assert_eq!((status, &problem["code"]), (StatusCode::FORBIDDEN, &json!("forbidden")), "{path}");
@@ -228,6 +259,35 @@ mod tests {
         let mut draining: Vec<_> = rows.iter().map(|row| (row.registration.node.as_str(), row.draining)).collect();
         draining.sort_unstable();
         assert_eq!(draining, [("a", false), ("b", true)]);
+    }
+
+    #[tokio::test]
+    async fn what_a_node_owns_is_shown_page_by_page() {
+        let gateway = testing::gateway(&Config::default());
+        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
+        let node = gateway.node();
+        let _lease = crate::cluster::heartbeat::start(node, String::new()).await.expect("registers");
+        let names = ["a", "b", "c"];
+        for name in names {
+            let conversation = testing::channel(node, name).await;
+            gateway.router().append(&conversation, vec![testing::message("m")]).await.expect("written");
+        }
+        let mut seen = Vec::new();
+        let mut path = "/v1/nodes/owned?limit=2".to_owned();
+        loop {
+            let (status, page) = get(&gateway, &path, &operator).await;
+            assert_eq!((status, &page["answered_by"]), (StatusCode::OK, &json!(node.me.to_string())));
+            let owned = page["owned"].as_array().expect("a list").clone();
+            assert!(owned.iter().all(|one| one["epoch"].is_u64() && one["state"] == "active"), "{page}");
+            seen.extend(owned.iter().map(|one| one["conversation"].as_str().expect("an id").to_owned()));
+            if page["more"] == false {
+                break;
+            }
+            assert_eq!(owned.len(), 2);
+            path = format!("/v1/nodes/owned?limit=2&after={}", seen.last().expect("two"));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, names);
     }
 
     #[tokio::test]

@@ -101,9 +101,44 @@ fn a_drain_goes_through_any_node_and_ends_the_named_one_in_order() {
     assert_eq!(b.end().code(), Some(0));
     until("the other node to see that it went", || (ask(&["nodes"]).lines().len() == 1).then_some(()));
     assert_eq!(ask(&["create", "room"]).code, 0);
-    assert_eq!(ask(&["send", "room", "still here"]).code, 0);
+    let both = format!("{},{}", homes[1].1.url(), homes[0].1.url());
+    let sent = ask(&["send", "room", "still here", "--url", &both]);
+    assert_eq!(sent.code, 0, "the first server of the list is gone: {sent:?}");
     assert_eq!(a.terminate().code(), Some(0), "the last one has nobody to give to");
 
     let switched = run(&["leases", "switch", "--leases", "postgres", "--store", &url]);
     assert_eq!((switched.code, switched.line()), (0, json!({"leases": "postgres"})));
+}
+
+#[test]
+fn an_exit_hook_knows_which_registration_it_may_declare_dead() {
+    let (server, url) = server();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let file = scratch.path().join("incarnation");
+    let home = Home::new(&scratch.path().join("a"));
+    let start = || {
+        let mut serve = with_secret(home.serve_on(&url));
+        serve.arg("--incarnation-file").arg(&file);
+        home.start_with(serve)
+    };
+    let named = || until("the file to name it", || std::fs::read_to_string(&file).ok().filter(|text| !text.is_empty()));
+
+    let node = start();
+    let first = named();
+    assert_eq!(node.terminate().code(), Some(0));
+    assert!(!file.exists(), "after an end in order there is nothing to declare");
+
+    let node = start();
+    let second = named();
+    assert_ne!(first, second);
+    node.kill();
+    assert_eq!(std::fs::read_to_string(&file).expect("it stays"), second);
+    let expelled = run(&["expel", second.trim(), "--store", &url]);
+    assert_eq!((expelled.code, &expelled.line()["expelled"]), (0, &json!(true)), "{expelled:?}");
+    server.sql("DO $$ BEGIN ASSERT (SELECT count(*) FROM node_lease) = 0; END $$");
+
+    let mut serve = with_secret(home.serve_on(&url));
+    serve.args(["--incarnation-file", "/nowhere/at/all"]);
+    let refused = Done::of(serve.output().expect("the binary starts"));
+    assert!(refused.code == 1 && refused.stderr.contains("--incarnation-file /nowhere/at/all"), "{refused:?}");
 }

@@ -164,7 +164,8 @@ async fn tries(cluster: &mut Cluster, tries: u32, signal: Signal) -> Result<Perc
         deliver(&elsewhere, &message(&conversation), ACCEPT_MAX, &mut |_| {}).await?;
         let took = begun.elapsed();
         times.add(took);
-        progress(&format!("{signal:?} {number} of {tries}: {} ms", took.as_millis()));
+        let what = if signal == Signal::STOP { "SIGSTOP" } else { "kill -9" };
+        progress(&format!("{what} {number} of {tries}: {} ms", took.as_millis()));
         if signal == Signal::STOP {
             // It finds its row gone and ends by itself.
             cluster.signal(owner, Signal::CONT)?;

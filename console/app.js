@@ -1,10 +1,11 @@
 /**
  * The signed-in console: one socket, one inbox, at most one open conversation, and the screen around them.
  *
- * Invariant: the address bar says what is open (`#/` or `#/c/ID`); everything shown follows from it and the inbox.
+ * Invariant: the address bar says what is open (`#/`, `#/c/ID` or `#/nodes`); everything shown follows from it and the inbox.
  * Deliberately does not: sign in (main.js does), nor keep more than one conversation joined.
  */
 import { Admission } from './core/admission.js';
+import { Cluster } from './core/cluster.js';
 import { Conversation } from '../clients/typescript/core/conversation.js';
 import { connectionState } from './core/connection.js';
 import { Inbox } from './core/inbox.js';
@@ -19,6 +20,7 @@ import { bannerView } from './views/banner.js';
 import { conversationView } from './views/conversation.js';
 import { newConversationDialog, peopleDialog } from './views/dialogs.js';
 import { h } from './views/dom.js';
+import { nodesView } from './views/nodes.js';
 import { sidebarView } from './views/sidebar.js';
 import { welcomeView } from './views/welcome.js';
 
@@ -30,6 +32,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   const inbox = new Inbox({ socket });
   const titles = new Titles({ api, me });
   let open = null;
+  let page = null;
   let hasBeenLive = false;
   let frame = 0;
 
@@ -85,12 +88,28 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
 
   function route() {
     const id = location.hash.startsWith('#/c/') ? parseConversationId(location.hash) : null;
-    root.firstElementChild.nextElementSibling.dataset.pane = id ? 'stage' : 'list';
+    const isNodes = location.hash === '#/nodes';
+    root.firstElementChild.nextElementSibling.dataset.pane = id || isNodes ? 'stage' : 'list';
     if (id !== null && id === open?.conversation.id) return;
     close();
-    if (id === null) stage.replaceChildren(welcomeView({ me, onNew }));
+    page?.stop();
+    page = null;
+    if (isNodes) showNodes();
+    else if (id === null) stage.replaceChildren(welcomeView({ me, onNew }));
     else show(id);
     changed();
+  }
+
+  function showNodes() {
+    page = nodesView({ cluster: new Cluster({ api, clock }), onDrain: (name) => api.drain(name) });
+    stage.replaceChildren(page.element);
+    page.start();
+  }
+
+  /** The link to the nodes is for those alone who may see them. */
+  async function lookForNodes() {
+    const allowed = await api.nodes().then(() => true, () => false);
+    sidebar.allowNodes(allowed);
   }
 
   function close() {
@@ -215,6 +234,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
 
   function end(notice) {
     close();
+    page?.stop();
     inbox.stop();
     for (const unsubscribe of stops) unsubscribe();
     socket.close();
@@ -246,4 +266,5 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   inbox.start();
   socket.connect();
   route();
+  lookForNodes();
 }

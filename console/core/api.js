@@ -22,5 +22,14 @@ export class Api extends Http {
 
   members(id) { return this.call('GET', `${path(id)}/members${queryString({ limit: 500 })}`); }
 
+  /** The nodes, for whoever has `admin` on everything; `forbidden` for others. */
+  nodes() { return this.call('GET', '/v1/nodes'); }
+
+  nodeEvents({ after }) { return this.call('GET', `/v1/nodes/events${queryString({ after })}`); }
+
+  owned({ after, limit }) { return this.call('GET', `/v1/nodes/owned${queryString({ after, limit })}`); }
+
+  drain(name) { return this.call('POST', `/v1/nodes/${encodeURIComponent(name)}/drain`); }
+
   addMember(id, sub) { return this.call('PUT', `${path(id)}/members/${encodeURIComponent(sub)}`); }
 }

@@ -15,11 +15,12 @@ export function sidebarView({ inbox, me, titleOf, partnerOf, onNew, onSignOut })
   const empty = h('div.inbox-empty', { hidden: true },
     h('p', {}, 'No conversations yet.'), h('button.secondary', { type: 'button', onclick: onNew }, 'Start one'));
   const presence = h('span.me-state', {}, '');
+  const nodes = h('a.icon-button', { href: '#/nodes', title: 'Nodes', 'aria-label': 'Nodes', hidden: true }, icon('nodes'));
   const element = h('nav.sidebar', { 'aria-label': 'Conversations' },
     h('header.sidebar-head', {}, h('a.brand', { href: '#/' }, mark(), h('span', {}, 'Conch')),
       h('button.icon-button', { type: 'button', title: 'New conversation', 'aria-label': 'New conversation', onclick: onNew }, icon('plus'))),
     h('div.sidebar-scroll', {}, list, empty),
-    h('footer.sidebar-foot', {}, avatar(me.sub, me.name), h('div.me', {}, h('strong', {}, me.name), presence),
+    h('footer.sidebar-foot', {}, avatar(me.sub, me.name), h('div.me', {}, h('strong', {}, me.name), presence), nodes,
       h('button.icon-button', { type: 'button', title: 'Sign out', 'aria-label': 'Sign out', onclick: onSignOut }, icon('leave'))));
 
   let components = new Map();
@@ -31,7 +32,8 @@ export function sidebarView({ inbox, me, titleOf, partnerOf, onNew, onSignOut })
     setText(presence, { live: 'Online', starting: 'Connecting…', resuming: 'Catching up…' }[state] ?? 'Offline');
     element.dataset.state = state;
   };
-  return { element, update };
+  const allowNodes = (allowed) => { nodes.hidden = !allowed; };
+  return { element, update, allowNodes };
 }
 
 function entry({ inbox, me, titleOf, partnerOf }) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Incarnation, Subject};
+use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Incarnation, NodeName, Subject};
 use conch_core::record::RecordKind;
 use conch_server::auth::grants::Permission;
 
@@ -46,6 +46,14 @@ pub(crate) enum Command {
     Nodes(NodesArgs),
     /// Declare a node's process dead, which is known for certain: directly in the store, without a server.
     Expel(ExpelArgs),
+    /// Ask a node to drain: it hands its conversations over, sends its clients away and stops with exit code 0.
+    Drain(DrainArgs),
+    /// Let two nodes fight over a conversation of their own, and show that the store's fence holds.
+    Canary(StoreArgs),
+    /// Declare that a PostgreSQL database was restored from a backup, so that no number is given twice.
+    Restored(RestoredArgs),
+    /// Change where a cluster's leases are kept.
+    Leases(LeasesArgs),
     /// Show the effective configuration, secrets hidden.
     Config(ServeArgs),
     /// Check a store's records: epochs never fall, no number and no message id twice, hashes right.
@@ -77,8 +85,8 @@ pub(crate) struct ServeArgs {
     /// Where other nodes reach this one [env: CONCH_LINK_ADVERTISE] [default: link-listen].
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) link_advertise: Option<String>,
-    /// The store, `sqlite:DIRECTORY` [env: CONCH_STORE] [default: sqlite:./conch-data].
-    #[arg(long)]
+    /// The store, `sqlite:DIRECTORY` or `postgres://…` [env: CONCH_STORE] [default: sqlite:./conch-data].
+    #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
     /// Where ownership is kept: `postgres` (beside the records) or `etcd://HOST:PORT,…` [env: CONCH_LEASES] [default: postgres].
     #[arg(long, value_name = "postgres|etcd://…")]
@@ -92,6 +100,10 @@ pub(crate) struct ServeArgs {
     /// How much is logged: error, warn, info, debug or trace [env: CONCH_LOG_LEVEL].
     #[arg(long)]
     pub(crate) log_level: Option<String>,
+    /// Write this registration's incarnation there once the node is ready, and remove it at an end in order: for an exit hook
+    /// that calls `conch expel`.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) incarnation_file: Option<PathBuf>,
     /// Any setting, as `conch config` names them; may be repeated.
     #[arg(long, value_name = "KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -100,8 +112,9 @@ pub(crate) struct ServeArgs {
 /// Where the data is.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct StoreArgs {
-    /// Where the data and its development secret are [env: CONCH_STORE] [default: sqlite:./conch-data].
-    #[arg(long, value_name = "sqlite:DIRECTORY")]
+    /// The store, `sqlite:DIRECTORY` or `postgres://…`; a directory has the development secret, too [env: CONCH_STORE]
+    /// [default: sqlite:./conch-data].
+    #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
 }
 
@@ -114,7 +127,7 @@ pub(crate) struct CheckHistoryArgs {
 /// Which server, and as whom.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct TargetArgs {
-    /// The server.
+    /// The server, or several nodes of a cluster, separated by commas: the next one is asked when one cannot be reached.
     #[arg(long, env = "CONCH_URL", default_value = "http://127.0.0.1:4000")]
     pub(crate) url: String,
     /// The token. Without one, when the server is on loopback and the data directory's development secret can be
@@ -278,6 +291,50 @@ pub(crate) struct ExpelArgs {
     pub(crate) incarnation: Incarnation,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// Which node, by its name; any node may be asked.
+    pub(crate) node: NodeName,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RestoredArgs {
+    /// The highest generation that anybody may have seen: the number behind the last dot of `log` in an answer.
+    #[arg(long, value_name = "GENERATION")]
+    pub(crate) above: u64,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LeasesArgs {
+    #[command(subcommand)]
+    pub(crate) change: LeasesChange,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LeasesChange {
+    /// Keep them there from now on. All nodes must be stopped.
+    Switch {
+        /// Where: `postgres`, which is the records' own database, or `etcd://HOST:PORT,…`.
+        #[arg(long, value_name = "postgres|etcd://…", value_parser = crate::commands::cluster::parse_leases)]
+        leases: Leases,
+        #[command(flatten)]
+        store: StoreArgs,
+    },
+}
+
+/// Where a cluster's leases are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Leases {
+    /// Beside the records.
+    Postgres,
+    /// In etcd, at these addresses.
+    Etcd(Vec<String>),
 }
 
 #[derive(Debug, Args)]

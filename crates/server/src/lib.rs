@@ -2,6 +2,7 @@
 
 pub mod auth;
 mod bounded;
+pub mod canary;
 pub mod cluster;
 pub mod config;
 pub mod cursors;

@@ -1,12 +1,13 @@
 //! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
 //!
 //! Start: load the key, lock and open the store, bind the listeners, register the lease, then be ready. Stop: be ready no
-//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row aport.
+//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::ids::Incarnation;
 use conch_store::Store;
 use tokio::sync::watch;
 
@@ -15,7 +16,7 @@ use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
-use crate::cluster::nodes::Nodes;
+use crate::cluster::nodes::{Nodes, View};
 use crate::config::Config;
 use crate::cursors::Cursors;
 use crate::events::Events;
@@ -83,6 +84,8 @@ pub struct Started {
     pub ops_listen: SocketAddr,
     /// Whether a key is configured.
     pub mode: Mode,
+    /// This registration, for whoever has to declare the process dead.
+    pub incarnation: Incarnation,
 }
 
 /// How a node ended that was told to.
@@ -94,7 +97,8 @@ pub enum Ended {
     OutOfTime,
 }
 
-/// Runs a node until `stop` completes, or its lease is lost. `started` is called once the node is ready.
+/// Runs a node until `stop` completes, its row is marked as draining, or its lease is lost. `started` is called once the node
+/// is ready.
 ///
 /// # Errors
 /// As [`ServeError`] lists.
@@ -184,11 +188,12 @@ pub async fn run_on(
         token_ttl_ms: config.auth.token_ttl_ms,
         node: Arc::clone(&node),
     });
-    let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode };
+    let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
     readiness.advance(ReadinessState::Ready);
     started(addresses);
 
+    let stop = stop_or_drain(stop, node.nodes.watch(), node.me);
     let outcome = match wait_for_end(stop, &mut lease).await {
         LeaseState::Lost => {
             readiness.advance(ReadinessState::LeaseLost);
@@ -205,6 +210,24 @@ pub async fn run_on(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// Completes when the process is told to stop, or the node to drain: an operator marks its row, through whichever node.
+async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receiver<Arc<View>>, me: Incarnation) {
+    let marked = async {
+        let mine = |view: &Arc<View>| view.rows.iter().any(|row| row.draining && row.registration.incarnation == me);
+        if views.wait_for(mine).await.is_err() {
+            // Nobody looks at the rows any more, so nobody can be told.
+            std::future::pending::<()>().await;
+        }
+        tracing::info!("the node's row is marked as draining: the node stops in order");
+    };
+    // Both branches are cancel safe; the first to complete ends the other.
+    tokio::select! {
+        biased;
+        () = stop => {}
+        () = marked => {}
+    }
 }
 
 /// How the lease stands when the node is to end.

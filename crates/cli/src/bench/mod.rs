@@ -8,6 +8,7 @@
 mod append;
 mod baseline;
 mod clients;
+mod failover;
 mod fanout;
 mod histogram;
 mod process;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::args::StoreArgs;
 use crate::exit::Failure;
 use crate::output::{Format, Output};
 
@@ -37,6 +39,9 @@ enum Bench {
     Append(AppendArgs),
     /// One channel, many sessions: the server's CPU per delivery, latency, completeness, memory per session.
     Fanout(FanoutArgs),
+    /// Three nodes on a database: how long until another node accepts a write when the owner is killed or stopped, what a
+    /// rolling restart costs, and what forwarding adds.
+    Failover(FailoverArgs),
     /// The sessions of a fan-out, in a process of their own; speaks JSON lines with the bench.
     #[command(hide = true)]
     FanoutClients(clients::ClientsArgs),
@@ -127,10 +132,26 @@ struct FanoutArgs {
     dir: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+struct FailoverArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// How often the owner is killed, 1 to 1,000.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    kills: u32,
+    /// How often the owner is stopped (SIGSTOP), 0 to 100; each takes a lease.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=100))]
+    stops: u32,
+    /// Clients that send during the rolling restart, 1 to 1,000.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    clients: u32,
+}
+
 pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
     match &args.what {
         Bench::Append(append) => crate::block_on(append::run(append, output)),
         Bench::Fanout(fanout) => crate::block_on(fanout::run(fanout, output)),
+        Bench::Failover(failover) => crate::block_on(failover::run(failover, output)),
         Bench::FanoutClients(clients) => crate::block_on(clients::run(clients)),
         Bench::BareSender(sender) => sender::run(sender),
     }

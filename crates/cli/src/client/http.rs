@@ -1,5 +1,7 @@
 //! One HTTP call, one attempt. Sending again is the outbox's business.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
@@ -111,6 +113,12 @@ impl Request {
         Self { body: Some(body), ..Self::new(Method::POST, segments) }
     }
 
+    /// A POST without a body, which may be sent again.
+    #[must_use]
+    pub fn post_empty(segments: &[&str]) -> Self {
+        Self::new(Method::POST, segments)
+    }
+
     /// A DELETE.
     #[must_use]
     pub fn delete(segments: &[&str]) -> Self {
@@ -134,11 +142,15 @@ pub struct Answer {
     pub body: Value,
 }
 
-/// Calls with one connection pool.
+/// Calls with one connection pool, to one server, or to several of a cluster of which one is asked at a time. Clones ask the
+/// same one.
 #[derive(Clone)]
 pub struct HttpClient {
     http: reqwest::Client,
-    endpoint: Endpoint,
+    /// At least one.
+    endpoints: Arc<[Endpoint]>,
+    /// Counts up; which one is asked is the rest by their number.
+    current: Arc<AtomicUsize>,
 }
 
 impl HttpClient {
@@ -147,22 +159,50 @@ impl HttpClient {
     /// # Errors
     /// If the HTTP library cannot start.
     pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
+        Self::of_any(endpoint, Vec::new())
+    }
+
+    /// A client for the first of these servers, and for the next one whenever the one that was asked cannot be reached.
+    ///
+    /// # Errors
+    /// If the HTTP library cannot start.
+    pub fn of_any(first: Endpoint, others: Vec<Endpoint>) -> Result<Self, ClientError> {
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .no_proxy()
             .build()
             .map_err(|error| ClientError::Unexpected(format!("the HTTP client could not be started: {error}")))?;
-        Ok(Self { http, endpoint })
+        let endpoints = std::iter::once(first).chain(others).collect();
+        Ok(Self { http, endpoints, current: Arc::default() })
     }
 
-    /// The server.
+    /// The server that is asked now.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        self.numbered(self.current.load(Ordering::Relaxed))
     }
 
-    fn prepare(&self, request: &Request) -> Result<reqwest::RequestBuilder, ClientError> {
-        let mut url = self.endpoint.base.clone();
+    fn numbered(&self, number: usize) -> &Endpoint {
+        &self.endpoints[number % self.endpoints.len()]
+    }
+
+    /// The one that was asked cannot be reached: the next one is asked from now on, unless somebody has gone on already.
+    fn leave(&self, number: usize) {
+        let next = number.wrapping_add(1);
+        // Lost to somebody who was as quick: the same has happened.
+        let _ = self.current.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Notes who could not be reached.
+    fn noted<T>(&self, number: usize, result: Result<T, ClientError>) -> Result<T, ClientError> {
+        if let Err(ClientError::Unreachable(_)) = result {
+            self.leave(number);
+        }
+        result
+    }
+
+    fn prepare(&self, endpoint: &Endpoint, request: &Request) -> Result<reqwest::RequestBuilder, ClientError> {
+        let mut url = endpoint.base.clone();
         if request.segments.iter().any(|segment| segment == "." || segment == "..") {
             return Err(ClientError::Unexpected("the ids . and .. cannot be addressed in a URL".to_owned()));
         }
@@ -174,7 +214,7 @@ impl HttpClient {
             url.query_pairs_mut().append_pair(name, value);
         }
         let mut builder = self.http.request(request.method.clone(), url);
-        if let Some(token) = &self.endpoint.token {
+        if let Some(token) = &endpoint.token {
             builder = builder.bearer_auth(token);
         }
         Ok(match &request.body {
@@ -205,7 +245,17 @@ impl HttpClient {
 
     /// Sends once and reads a good answer whole.
     async fn exchange(&self, request: &Request) -> Result<(StatusCode, Vec<u8>), ClientError> {
-        let sent = self.prepare(request)?.timeout(ANSWER_TIMEOUT).send().await;
+        let number = self.current.load(Ordering::Relaxed);
+        let result = self.exchange_with(self.numbered(number), request).await;
+        self.noted(number, result)
+    }
+
+    async fn exchange_with(
+        &self,
+        endpoint: &Endpoint,
+        request: &Request,
+    ) -> Result<(StatusCode, Vec<u8>), ClientError> {
+        let sent = self.prepare(endpoint, request)?.timeout(ANSWER_TIMEOUT).send().await;
         let response = sent.map_err(|error| unreachable(&error))?;
         let status = response.status();
         let bytes = read(response).await?;
@@ -218,7 +268,18 @@ impl HttpClient {
         request: &Request,
         last_event_id: Option<&str>,
     ) -> Result<reqwest::Response, ClientError> {
-        let mut builder = self.prepare(request)?.header("accept", "text/event-stream");
+        let number = self.current.load(Ordering::Relaxed);
+        let result = self.open_stream_at(self.numbered(number), request, last_event_id).await;
+        self.noted(number, result)
+    }
+
+    async fn open_stream_at(
+        &self,
+        endpoint: &Endpoint,
+        request: &Request,
+        last_event_id: Option<&str>,
+    ) -> Result<reqwest::Response, ClientError> {
+        let mut builder = self.prepare(endpoint, request)?.header("accept", "text/event-stream");
         if let Some(id) = last_event_id {
             builder = builder.header("last-event-id", id);
         }
@@ -317,6 +378,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_next_server_is_asked_when_one_cannot_be_reached() {
+        // Bound and never accepted from: connections are refused once it is dropped.
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
+        let address = gone.local_addr().expect("it is bound");
+        drop(gone);
+        let endpoint = |text: &str| Endpoint::new(text, None).expect("valid");
+        let first = endpoint(&format!("http://{address}"));
+        let client = HttpClient::of_any(first, vec![endpoint("http://127.0.0.1:1/other")]).expect("starts");
+        let lost = client.attempt(&Request::get(&["v1"])).await;
+        assert!(matches!(lost, Err(ClientError::Unreachable(_))), "{lost:?}");
+        assert_eq!(client.endpoint().authority(), "127.0.0.1:1");
+        client.leave(0);
+        assert_eq!(client.endpoint().authority(), "127.0.0.1:1", "somebody had gone on already");
+        client.leave(1);
+        assert_eq!(client.endpoint().authority(), address.to_string(), "and around");
+    }
+
+    #[tokio::test]
     async fn a_body_is_read_up_to_its_limit() {
         let body = |parts: &[&'static str]| {
             let parts: Vec<_> = parts.iter().map(|part| Ok(bytes::Bytes::from_static(part.as_bytes()))).collect();
@@ -334,8 +413,8 @@ mod tests {
         let client = HttpClient::new(endpoint).expect("starts");
         let request =
             Request::get(&["v1", "conversations", "a", "members", "x/y z?"]).with_query("after", Some("&".into()));
-        let built = client.prepare(&request).expect("fits").build().expect("builds");
+        let built = client.prepare(client.endpoint(), &request).expect("fits").build().expect("builds");
         assert_eq!(built.url().as_str(), "http://127.0.0.1:1/base/v1/conversations/a/members/x%2Fy%20z%3F?after=%26");
-        assert!(client.prepare(&Request::get(&["v1", ".."])).is_err());
+        assert!(client.prepare(client.endpoint(), &Request::get(&["v1", ".."])).is_err());
     }
 }

@@ -1,6 +1,8 @@
 //! The commands, one module each; every one is `run(arguments, output)`.
 
+pub(crate) mod canary;
 pub(crate) mod check_history;
+pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod conversation;
 pub(crate) mod history;

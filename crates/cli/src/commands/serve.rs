@@ -1,5 +1,8 @@
 //! `conch serve`: hands the configuration to the server, prints where it is, and reports how it ended.
 
+use std::path::PathBuf;
+
+use conch_core::ids::Incarnation;
 use conch_server::auth::secret::Mode;
 use conch_server::config::{Config, LogFormat};
 use conch_server::serve::{self, Ended, Started};
@@ -16,6 +19,7 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
     let config = local::config(args.config.clone(), super::config::flags(args)).map_err(Failure::usage)?;
     super::config::warn_of_variables(output);
     start_log(&config)?;
+    let incarnation_file = args.incarnation_file.clone().map(IncarnationFile::at).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -24,6 +28,9 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
         let stop = stop_signal()?;
         let store = config.store.to_string();
         let started = |started: Started| {
+            if let Some(file) = &incarnation_file {
+                file.name(started.incarnation);
+            }
             let shown = output.result(&ready(&started, &store), || greeting(&started, &store));
             if let Err(failure) = shown {
                 tracing::warn!(failure = failure.message, "the addresses could not be printed");
@@ -34,9 +41,37 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
             output.notice("Conch stops: it takes nothing new and finishes what was begun.");
         };
         let ended = serve::run(config, started, stop).await.map_err(|error| Failure::other(error.to_string()))?;
+        if let (Some(file), Ended::InOrder) = (&incarnation_file, ended) {
+            file.clear();
+        }
         output.notice(farewell(ended));
         Ok(())
     })
+}
+
+/// Where an exit hook finds out which registration it may declare dead. Empty until the node is ready, gone after an end in
+/// order.
+struct IncarnationFile(PathBuf);
+
+impl IncarnationFile {
+    /// Empties or makes the file, so that one which cannot be written is known at once.
+    fn at(path: PathBuf) -> Result<Self, Failure> {
+        std::fs::write(&path, "")
+            .map_err(|why| Failure::other(format!("--incarnation-file {}: {why}", path.display())))?;
+        Ok(Self(path))
+    }
+
+    fn name(&self, incarnation: Incarnation) {
+        if let Err(error) = std::fs::write(&self.0, format!("{incarnation}\n")) {
+            tracing::error!(%error, path = %self.0.display(), "the incarnation file was not written");
+        }
+    }
+
+    fn clear(&self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!(%error, path = %self.0.display(), "the incarnation file stays");
+        }
+    }
 }
 
 /// How it ended, for people.
@@ -100,7 +135,7 @@ fn ready(started: &Started, store: &str) -> Value {
 
 /// The lines for people: where the console is, and what mode the node runs in.
 fn greeting(started: &Started, store: &str) -> String {
-    let Started { listen, ops_listen, mode } = started;
+    let Started { listen, ops_listen, mode, .. } = started;
     let mode = match mode {
         Mode::Configured => "a key is configured",
         Mode::Development => "development mode: no key is configured, so it serves this machine alone",

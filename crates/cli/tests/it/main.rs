@@ -7,4 +7,5 @@ mod disk;
 mod flow;
 mod memory;
 mod node;
+mod operators;
 mod verify;

@@ -88,8 +88,12 @@ impl Home {
     }
 
     pub(crate) fn serve(&self) -> Command {
-        let store = self.store();
-        conch(&["serve", "--listen", &self.listen, "--ops-listen", &self.operations, "--store", &store])
+        self.serve_on(&self.store())
+    }
+
+    /// As [`Home::serve`], on another store.
+    pub(crate) fn serve_on(&self, store: &str) -> Command {
+        conch(&["serve", "--listen", &self.listen, "--ops-listen", &self.operations, "--store", store])
     }
 
     /// Starts a node and waits until it is ready.
@@ -183,6 +187,11 @@ impl Node {
         wait(&mut self.child);
     }
 
+    /// Its exit status, when it ends by itself.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+
     /// SIGTERM, and its exit status.
     pub(crate) fn terminate(self) -> ExitStatus {
         self.stop(rustix::process::Signal::TERM)
@@ -267,7 +276,7 @@ impl Drop for Running {
 
 /// A loopback address below the ports that the kernel hands out to clients: a client that tries again while its server is
 /// away could otherwise be given the server's own port, connect to itself, and keep the server from coming back.
-fn free_address() -> String {
+pub(crate) fn free_address() -> String {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -71,6 +71,8 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/conversations/{id}/stream", &["GET"]),
     ("/v1/nodes", &["GET"]),
     ("/v1/nodes/events", &["GET"]),
+    ("/v1/nodes/owned", &["GET"]),
+    ("/v1/nodes/{name}/drain", &["POST"]),
     ("/v1/stream", &["GET"]),
     ("/v1/openapi.json", &["GET"]),
     ("/dev/login", &["POST"]),
@@ -415,6 +417,8 @@ impl Gateway {
             .route("/v1/conversations/{id}/stream", get(streams::conversation))
             .route("/v1/nodes", get(nodes::list))
             .route("/v1/nodes/events", get(nodes::events))
+            .route("/v1/nodes/owned", get(nodes::owned))
+            .route("/v1/nodes/{name}/drain", post(nodes::drain))
             .route("/v1/stream", get(streams::personal))
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))

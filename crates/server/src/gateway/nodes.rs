@@ -1,19 +1,24 @@
-//! The nodes, and what happened to ownership lately: for operators, who hold `admin` on everything.
+//! The nodes, what happened to ownership lately, and asking a node to drain: for operators, who hold `admin` on everything.
 //!
-//! Deliberately absent: a read of the store. What is shown is this node's view, with its age.
+//! Deliberately absent: a read of the store for what is shown, which is this node's view, with its age. A drain is a mark on
+//! the node's row, so that it needs no link to that node and is not lost when this one goes away.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use conch_core::ids::{Incarnation, NodeName, Region};
+use conch_core::ids::{ConvKey, ConversationId, Incarnation, InvalidId, NodeName, Region};
 use conch_core::refusal::{Code, Refusal};
 use conch_store::NodeRow;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
 use super::errors::HttpError;
-use super::input::Query;
+use super::input::{Path, Query};
+use super::operations::page_limit;
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::events::as_text;
+use crate::owner::store_refusal;
+use crate::router::Owned;
 
 /// Most events of one answer.
 const EVENTS_PAGE: usize = 256;
@@ -96,6 +101,67 @@ pub(super) async fn events(
     Ok(axum::Json(page).into_response())
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OwnedQuery {
+    after: Option<ConversationId>,
+    limit: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct OwnedJson {
+    #[serde(serialize_with = "as_text")]
+    answered_by: Incarnation,
+    owned: Vec<Owned>,
+    more: bool,
+}
+
+/// `GET /v1/nodes/owned`: of the answering node alone, in an order that is none of people's.
+pub(super) async fn owned(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Query(query): Query<OwnedQuery>,
+) -> Result<Response, HttpError> {
+    require_operator(&principal)?;
+    let limits = gateway.limits();
+    let limit = page_limit(query.limit, limits.history_default, limits.history_limit)?;
+    let after = query.after.as_ref().map(ConvKey::of);
+    let (owned, more) = gateway.router().owned_after(after, limit);
+    Ok(axum::Json(OwnedJson { answered_by: gateway.node().me, owned, more }).into_response())
+}
+
+#[derive(Serialize)]
+struct DrainJson {
+    name: NodeName,
+    /// Those that were told; more than one while a predecessor of the same name has not been declared dead.
+    incarnations: Vec<String>,
+}
+
+/// `POST /v1/nodes/{name}/drain`.
+pub(super) async fn drain(
+    State(gateway): State<Gateway>,
+    Caller(principal): Caller,
+    Path(name): Path<String>,
+) -> Result<Response, HttpError> {
+    require_operator(&principal)?;
+    let invalid = |error: InvalidId| Refusal::new(Code::InvalidRequest, error.to_string());
+    let name: NodeName = name.parse().map_err(invalid)?;
+    let store = &gateway.node().store;
+    // Not the view: whoever has just started can be told, too.
+    let rows = store.nodes().await.map_err(|error| store_refusal(&error))?;
+    let named = rows.iter().filter(|row| row.registration.node == name && row.expires_in_ms > 0);
+    let mut incarnations = Vec::new();
+    for incarnation in named.map(|row| row.registration.incarnation) {
+        if store.set_draining(incarnation).await.map_err(|error| store_refusal(&error))? {
+            incarnations.push(incarnation.to_string());
+        }
+    }
+    if incarnations.is_empty() {
+        return Err(Refusal::new(Code::NotFound, format!("no live node is called {name}")).into());
+    }
+    Ok((StatusCode::ACCEPTED, axum::Json(DrainJson { name, incarnations })).into_response())
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
@@ -104,7 +170,7 @@ mod tests {
     use axum::extract::ConnectInfo;
     use conch_core::time::{Monotonic, Timestamp};
     use conch_store::Registration;
-    use http::{Request, StatusCode, header};
+    use http::{Method, Request, header};
     use http_body_util::BodyExt;
     use serde_json::{Value, json};
     use tower::ServiceExt;
@@ -130,8 +196,14 @@ mod tests {
     }
 
     async fn get(gateway: &Gateway, path: &str, token: &str) -> (StatusCode, Value) {
+        call(gateway, Method::GET, path, token).await
+    }
+
+    async fn call(gateway: &Gateway, method: Method, path: &str, token: &str) -> (StatusCode, Value) {
         let peer: SocketAddr = "127.0.0.1:1".parse().expect("an address");
-        let request = Request::get(path)
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
             .header(header::HOST, "localhost")
             .header(header::AUTHORIZATION, format!("Bearer {token}"))
             .extension(ConnectInfo(peer))
@@ -148,12 +220,74 @@ mod tests {
         let gateway = testing::gateway(&Config::default());
         let some = token(&gateway, "team:*".parse().expect("a pattern"), vec![Permission::Admin]);
         let other = token(&gateway, Glob::any(), vec![Permission::Read]);
-        for path in ["/v1/nodes", "/v1/nodes/events"] {
+        for path in ["/v1/nodes", "/v1/nodes/events", "/v1/nodes/owned"] {
             for token in [&some, &other] {
                 let (status, problem) = get(&gateway, path, token).await;
                 assert_eq!((status, &problem["code"]), (StatusCode::FORBIDDEN, &json!("forbidden")), "{path}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_drain_marks_the_row_of_the_named_node_alone() {
+        let gateway = testing::gateway(&Config::default());
+        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
+        let reader = token(&gateway, Glob::any(), vec![Permission::Read]);
+        let node = gateway.node();
+        for (number, name) in [(1, "a"), (2, "b")] {
+            let registration = Registration {
+                incarnation: Incarnation(number),
+                node: name.parse().expect("a name"),
+                region: "local".parse().expect("a region"),
+                addr: String::new(),
+                lifeline: None,
+            };
+            node.store.register(&registration, node.timing.ttl).await.expect("registers");
+        }
+        let ask = |name: &str| format!("/v1/nodes/{name}/drain");
+        let (status, _) = call(&gateway, Method::POST, &ask("b"), &reader).await;
+        assert_eq!(status, StatusCode::FORBIDDEN);
+        for (name, expected) in [("c", StatusCode::NOT_FOUND), ("a%20b", StatusCode::BAD_REQUEST)] {
+            assert_eq!(call(&gateway, Method::POST, &ask(name), &operator).await.0, expected, "{name}");
+        }
+        let told = json!({"name": "b", "incarnations": ["00000000-0000-0000-0000-000000000002"]});
+        for _ in 0..2 {
+            let answer = call(&gateway, Method::POST, &ask("b"), &operator).await;
+            assert_eq!(answer, (StatusCode::ACCEPTED, told.clone()));
+        }
+        let rows = node.store.nodes().await.expect("in memory");
+        let mut draining: Vec<_> = rows.iter().map(|row| (row.registration.node.as_str(), row.draining)).collect();
+        draining.sort_unstable();
+        assert_eq!(draining, [("a", false), ("b", true)]);
+    }
+
+    #[tokio::test]
+    async fn what_a_node_owns_is_shown_page_by_page() {
+        let gateway = testing::gateway(&Config::default());
+        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
+        let node = gateway.node();
+        let _lease = crate::cluster::heartbeat::start(node, String::new()).await.expect("registers");
+        let names = ["a", "b", "c"];
+        for name in names {
+            let conversation = testing::channel(node, name).await;
+            gateway.router().append(&conversation, vec![testing::message("m")]).await.expect("written");
+        }
+        let mut seen = Vec::new();
+        let mut path = "/v1/nodes/owned?limit=2".to_owned();
+        loop {
+            let (status, page) = get(&gateway, &path, &operator).await;
+            assert_eq!((status, &page["answered_by"]), (StatusCode::OK, &json!(node.me.to_string())));
+            let owned = page["owned"].as_array().expect("a list").clone();
+            assert!(owned.iter().all(|one| one["epoch"].is_u64() && one["state"] == "active"), "{page}");
+            seen.extend(owned.iter().map(|one| one["conversation"].as_str().expect("an id").to_owned()));
+            if page["more"] == false {
+                break;
+            }
+            assert_eq!(owned.len(), 2);
+            path = format!("/v1/nodes/owned?limit=2&after={}", seen.last().expect("two"));
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, names);
     }
 
     #[tokio::test]

@@ -99,16 +99,17 @@ impl State {
 
     /// What the fence is to compare: as it is, but for what a mutant does not compare.
     fn with_guards_off(&self, mut head: HeadRow, mut fence: Fence) -> (HeadRow, Fence) {
-        if self.is(Mutant::FenceOff) {
+        let gone = self.is(Mutant::FenceGone);
+        if self.is(Mutant::FenceOff) || gone {
             fence.epoch = head.epoch;
         }
-        if self.is(Mutant::OwnerUnchecked) {
+        if self.is(Mutant::OwnerUnchecked) || gone {
             head.owner = Some(fence.owner);
         }
-        if self.is(Mutant::GenerationUnchecked) {
+        if self.is(Mutant::GenerationUnchecked) || gone {
             (head.generation, fence.generation) = (self.generation, self.generation);
         }
-        if self.is(Mutant::PrevUnchecked) {
+        if self.is(Mutant::PrevUnchecked) || gone {
             head.last_seq = fence.prev;
         }
         (head, fence)

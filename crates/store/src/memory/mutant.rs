@@ -21,6 +21,8 @@ macro_rules! mutants {
 mutants! {
     /// An append does not compare the epoch.
     FenceOff,
+    /// An append compares nothing with the head.
+    FenceGone,
     /// An append does not compare the owner.
     OwnerUnchecked,
     /// An append does not compare the generation.

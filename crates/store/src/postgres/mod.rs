@@ -42,7 +42,7 @@ pub use admin::{restored, switch_leases, system_id};
 pub(crate) use elsewhere::ArmGuard;
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
-pub use verify::verify;
+pub use verify::{verify, verify_conversation};
 
 use append::{FenceGuard, Writers};
 use error::CallError;

@@ -28,13 +28,8 @@ const SNAPSHOT_LIMIT: Duration = Duration::from_secs(10);
 /// As [`OpenError`] lists, where the database is not one of ours or cannot be read to its end. What is readable and wrong
 /// is in the report.
 pub async fn verify(database: &str, options: &Options, mut progress: impl FnMut(&Report)) -> Result<Report, OpenError> {
-    let dialer = Dialer::new(url::parse(database)?, options.node.to_string());
-    let session = start::connect(&dialer, options.connect_patience).await?;
-    schema::expect(&session, dialer.place()).await?;
+    let (session, dialer) = open(database, options).await?;
     let failed = |error: CallError| start::failed(dialer.place(), error);
-    // A slow disk must not end the check.
-    let patient = "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0";
-    session.batch(patient, SNAPSHOT_LIMIT).await.map_err(failed)?;
     let mut checker = Checker::new();
     let mut from = Some(0);
     while let Some(start) = from {
@@ -44,6 +39,32 @@ pub async fn verify(database: &str, options: &Options, mut progress: impl FnMut(
         from = u128::from_be_bytes(key.0).checked_add(1);
     }
     Ok(checker.finish())
+}
+
+/// Checks one conversation of a database.
+///
+/// # Errors
+/// As [`verify`].
+pub async fn verify_conversation(
+    database: &str,
+    options: &Options,
+    conversation: ConvKey,
+) -> Result<Report, OpenError> {
+    let (session, dialer) = open(database, options).await?;
+    let mut checker = Checker::new();
+    let fed = feed(&session, &mut checker, Id::from(conversation)).await;
+    fed.map_err(|error| start::failed(dialer.place(), error))?;
+    Ok(checker.finish())
+}
+
+async fn open(database: &str, options: &Options) -> Result<(Session, Dialer), OpenError> {
+    let dialer = Dialer::new(url::parse(database)?, options.node.to_string());
+    let session = start::connect(&dialer, options.connect_patience).await?;
+    schema::expect(&session, dialer.place()).await?;
+    // A slow disk must not end the check.
+    let patient = "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0";
+    session.batch(patient, SNAPSHOT_LIMIT).await.map_err(|error| start::failed(dialer.place(), error))?;
+    Ok((session, dialer))
 }
 
 /// The first key at or behind this one, of whatever table has it: rows without a conversation are findings too.

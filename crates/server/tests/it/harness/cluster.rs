@@ -80,9 +80,8 @@ async fn member(store: Arc<MemoryStore>, number: usize, change: Change) -> (Node
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime starts");
         let stop = async move { drop(stopped.await) };
-        // Nobody may wait for it any more.
         let started = |started| {
-            // A test that has ended waits for nobody.
+            // Nobody may wait for it any more.
             let _ = ready.send(started);
         };
         let signing = SigningKey { secret, mode: Mode::Configured };

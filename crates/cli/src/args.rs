@@ -8,6 +8,7 @@ use conch_core::conversation::ConversationKind;
 use conch_core::ids::{AgentName, ClientMsgId, ConversationId, Incarnation, NodeName, Subject};
 use conch_core::record::RecordKind;
 use conch_server::auth::grants::Permission;
+use conch_server::config::LeasesUrl;
 
 use crate::bench;
 use crate::duration;
@@ -321,20 +322,11 @@ pub(crate) enum LeasesChange {
     /// Keep them there from now on. All nodes must be stopped.
     Switch {
         /// Where: `postgres`, which is the records' own database, or `etcd://HOST:PORT,…`.
-        #[arg(long, value_name = "postgres|etcd://…", value_parser = crate::commands::cluster::parse_leases)]
-        leases: Leases,
+        #[arg(long, value_name = "postgres|etcd://…")]
+        leases: LeasesUrl,
         #[command(flatten)]
         store: StoreArgs,
     },
-}
-
-/// Where a cluster's leases are kept.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Leases {
-    /// Beside the records.
-    Postgres,
-    /// In etcd, at these addresses.
-    Etcd(Vec<String>),
 }
 
 #[derive(Debug, Args)]

@@ -1,13 +1,14 @@
 //! What an operator does to a cluster: `conch drain` asks a node to go, through any node; `conch restored` and `conch leases
 //! switch` change what a database says of itself, without a server.
 
-use conch_server::config::{Config, StoreUrl};
+use conch_server::config::{Config, LeasesUrl, StoreUrl};
 use conch_server::stores;
+use conch_store::etcd;
 use conch_store::postgres::{self, Options};
 use serde_json::{Value, json};
 
 use super::call;
-use crate::args::{DrainArgs, Leases, LeasesArgs, LeasesChange, RestoredArgs, StoreArgs};
+use crate::args::{DrainArgs, LeasesArgs, LeasesChange, RestoredArgs, StoreArgs};
 use crate::client::Request;
 use crate::exit::Failure;
 use crate::local;
@@ -39,17 +40,17 @@ pub(crate) async fn leases(args: &LeasesArgs, output: &Output) -> Result<(), Fai
     let LeasesChange::Switch { leases, store } = &args.change;
     let (url, options) = database(store, "leases")?;
     match leases {
-        Leases::Postgres => {}
-        Leases::Etcd(addresses) => {
-            return Err(Failure::usage(format!(
-                "--leases etcd://{}: this version keeps leases in PostgreSQL alone",
-                addresses.join(",")
-            )));
+        LeasesUrl::Postgres => {
+            postgres::switch_leases(&url, &options).await.map_err(|error| Failure::other(error.to_string()))?;
+        }
+        LeasesUrl::Etcd(etcd) => {
+            let switched = etcd::switch_to_etcd(etcd, &url, &options).await;
+            switched.map_err(|error| Failure::other(error.to_string()))?;
         }
     }
-    postgres::switch_leases(&url, &options).await.map_err(|error| Failure::other(error.to_string()))?;
-    output
-        .result(&json!({"leases": "postgres"}), || "leases are kept in the database itself; start the nodes".to_owned())
+    output.result(&json!({"leases": leases.to_string()}), || {
+        format!("leases are kept in {leases} from now on; start the nodes with --leases {leases}")
+    })
 }
 
 /// A database's URL and how to open it; a directory is refused.
@@ -68,35 +69,4 @@ fn not_for_directories(config: &Config, command: &str) -> String {
         _ => "; a directory belongs to one process, which keeps its own lease",
     };
     format!("--store {}: `conch {command}` needs a postgres:// store{instead}", config.store)
-}
-
-/// Reads `postgres` or `etcd://HOST:PORT,…`.
-pub(crate) fn parse_leases(text: &str) -> Result<Leases, String> {
-    if text == "postgres" {
-        return Ok(Leases::Postgres);
-    }
-    let wrong =
-        || format!("{text:?}: must be postgres, or etcd:// and addresses such as 10.0.0.1:2379, separated by commas");
-    let addresses: Vec<String> =
-        text.strip_prefix("etcd://").ok_or_else(wrong)?.split(',').map(str::to_owned).collect();
-    let is_address = |address: &String| {
-        let port = address.rsplit_once(':').map(|(host, port)| (!host.is_empty(), port.parse::<u16>().is_ok()));
-        port == Some((true, true))
-    };
-    if addresses.iter().all(is_address) { Ok(Leases::Etcd(addresses)) } else { Err(wrong()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_place_of_leases_is_read() {
-        assert_eq!(parse_leases("postgres"), Ok(Leases::Postgres));
-        let both = vec!["a:2379".to_owned(), "[::1]:2379".to_owned()];
-        assert_eq!(parse_leases("etcd://a:2379,[::1]:2379"), Ok(Leases::Etcd(both)));
-        for text in ["", "etcd", "etcd://", "etcd://a", "etcd://a:2379,", "etcd://:1", "sqlite:x", "postgres://h/d"] {
-            assert!(parse_leases(text).is_err(), "{text}");
-        }
-    }
 }

@@ -38,10 +38,10 @@ fn all_lifelines_lost_at_once() {
     let before: Vec<_> = (0..3).map(|index| cluster.incarnations(index)).collect();
     // A session of nobody's: when the server finds that one died so, it ends all others and starts anew.
     let mut unrelated = std::process::Command::new("psql");
-    let mut unrelated = unrelated
+    unrelated
         .args(["--no-psqlrc", "-c", "SELECT pg_sleep(600)", &server.url("postgres")])
-        .spawn()
-        .expect("psql starts");
+        .stderr(std::process::Stdio::null());
+    let mut unrelated = unrelated.spawn().expect("psql starts");
     let find = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'";
     let pid = until("the session", || cluster.rows(find).first().cloned());
     let pid = Pid::from_raw(pid.parse().expect("a number")).expect("not 0");

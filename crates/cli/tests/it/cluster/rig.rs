@@ -63,6 +63,7 @@ pub(crate) struct Cluster {
 }
 
 impl Drop for Cluster {
+    #[expect(clippy::print_stderr, reason = "what the nodes said, where a test failed")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             for place in &self.places {

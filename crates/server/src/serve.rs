@@ -7,7 +7,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::death::DeathWatch;
 use conch_core::ids::Incarnation;
+use conch_core::lease::LeaseTiming;
 use conch_store::Store;
 use tokio::sync::watch;
 
@@ -166,7 +168,8 @@ pub async fn run_on(
     let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
     let router = Router::start(Arc::clone(&node), parts);
     let hubs = Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits());
-    let watching = membership::run(Arc::clone(&node), router.clone(), port.evidence());
+    let judge = death_watch(node.timing);
+    let watching = membership::run_with(Arc::clone(&node), router.clone(), port.evidence(), judge);
     node.seams.spawn("membership", watching);
     let service =
         NodeService { node: Arc::clone(&node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
@@ -230,6 +233,22 @@ async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receive
     }
 }
 
+/// Who judges whether others are dead.
+#[cfg(not(feature = "mutants"))]
+fn death_watch(timing: LeaseTiming) -> DeathWatch {
+    DeathWatch::new(timing)
+}
+
+/// The same, but without its second channel where the variable `CONCH_MUTANT` is `second_channel`: a process of a test, which
+/// that test must catch.
+#[cfg(feature = "mutants")]
+fn death_watch(timing: LeaseTiming) -> DeathWatch {
+    match std::env::var("CONCH_MUTANT").as_deref() {
+        Ok("second_channel") => DeathWatch::without(timing, &[conch_core::death::Guard::SecondChannel]),
+        _ => DeathWatch::new(timing),
+    }
+}
+
 /// How the lease stands when the node is to end.
 async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receiver<LeaseState>) -> LeaseState {
     // Both branches are cancel safe; each is polled once more at most.
@@ -247,7 +266,8 @@ async fn wait_for_end(stop: impl Future<Output = ()>, lease: &mut watch::Receive
 /// and what comes meanwhile is passed on; so nobody is refused.
 async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, open: OpenLink, limit: Duration) -> Ended {
     let in_order = async {
-        if !node.nodes.takers(node.me, node.seams.now()).is_empty() {
+        let others_go_on = !node.nodes.takers(node.me, node.seams.now()).is_empty();
+        if others_go_on {
             if let Err(error) = node.store.set_draining(node.me).await {
                 tracing::warn!(%error, "the others are not told that this node drains");
             }
@@ -256,6 +276,10 @@ async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, open: O
             gateway.send_away(window.min(limit / 4)).await;
         }
         gateway.shut_down();
+        if others_go_on {
+            // A request that came before its connection heard of the end is passed on as well. What takes longer is refused.
+            let _ = tokio::time::timeout(limit / 8, gateway.drained()).await;
+        }
         router.shut_down().await;
         gateway.drained().await;
         if let Err(error) = node.store.deregister(node.me).await {

@@ -105,11 +105,7 @@ impl Home {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         let mut node = Node { child, operations: self.operations.clone() };
         node.drain_output();
-        until("the node to be ready", || {
-            let ended = node.child.try_wait().expect("it is our child");
-            assert!(ended.is_none(), "the node ended at its start: {ended:?}");
-            node.is_ready().then_some(())
-        });
+        node.wait_until_ready();
         node
     }
 
@@ -159,11 +155,38 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// Starts it, without waiting until it is ready. Its output goes into a file.
+    pub(crate) fn launch(mut command: Command, operations: &str, log: &Path) -> Self {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(log).expect("the log can be written");
+        let errors = log.try_clone().expect("a file can be shared");
+        let child = command.stdout(log).stderr(errors).spawn().expect("the binary starts");
+        Self { child, operations: operations.to_owned() }
+    }
+
+    pub(crate) fn wait_until_ready(&mut self) {
+        until("the node to be ready", || {
+            let ended = self.child.try_wait().expect("it is our child");
+            assert!(ended.is_none(), "the node ended at its start: {ended:?}");
+            self.is_ready().then_some(())
+        });
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn is_ready(&self) -> bool {
+    /// Sends it a signal and goes on.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("it is our child");
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn wait(mut self) -> ExitStatus {
+        wait(&mut self.child)
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.operations) else { return false };
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
         let request = format!("GET /readyz HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.operations);
@@ -198,10 +221,9 @@ impl Node {
     }
 
     /// Ends it with this signal, and waits for its end.
-    pub(crate) fn stop(mut self, signal: rustix::process::Signal) -> ExitStatus {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("it is our child");
-        wait(&mut self.child)
+    pub(crate) fn stop(self, signal: rustix::process::Signal) -> ExitStatus {
+        self.signal(signal);
+        self.wait()
     }
 }
 

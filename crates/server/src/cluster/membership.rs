@@ -28,13 +28,8 @@ const PROBE_TIME: Duration = Duration::from_millis(300);
 /// Addresses asked after one look; the others after the next.
 const PROBES_MAX: usize = 16;
 
-/// Watches the others until the router shuts down. Without a link nobody is declared dead before their lease runs out.
-pub async fn run(node: Arc<Node>, router: Router, link: Option<Arc<dyn Link>>) {
-    let watch = DeathWatch::new(node.timing);
-    run_with(node, router, link, watch).await;
-}
-
-/// The same with a given judge.
+/// Watches the others with this judge until the router shuts down. Without a link nobody is declared dead before their lease
+/// runs out.
 pub async fn run_with(node: Arc<Node>, router: Router, link: Option<Arc<dyn Link>>, watch: DeathWatch) {
     let wake_due = Arc::new(Notify::new());
     node.seams.spawn("due", due::run(Arc::clone(&node), router.clone(), Arc::clone(&wake_due)));

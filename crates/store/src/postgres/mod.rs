@@ -150,6 +150,23 @@ pub(crate) struct Guards {
     pub(crate) arm: ArmGuard,
 }
 
+impl Guards {
+    /// All of them.
+    #[cfg(not(feature = "mutants"))]
+    fn of_process() -> Self {
+        Self::default()
+    }
+
+    /// All of them, unless the variable `CONCH_MUTANT` is `fence`: a process of a test, which that test must catch.
+    #[cfg(feature = "mutants")]
+    fn of_process() -> Self {
+        match std::env::var("CONCH_MUTANT").as_deref() {
+            Ok("fence") => Self { fence: FenceGuard::Off, ..Self::default() },
+            _ => Self::default(),
+        }
+    }
+}
+
 struct Inner {
     pool: Arc<Pool>,
     writers: Arc<Writers>,
@@ -184,7 +201,7 @@ impl PostgresStore {
     /// # Errors
     /// As [`OpenError`] lists; each names what is wrong. A refused database is left as it was.
     pub async fn open(database: &str, options: Options) -> Result<Self, OpenError> {
-        Self::open_with(database, options, Guards::default()).await
+        Self::open_with(database, options, Guards::of_process()).await
     }
 
     pub(crate) async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {

@@ -44,6 +44,9 @@ pub(in crate::postgres) enum FenceGuard {
     GenerationOff,
     #[cfg(test)]
     PrevOff,
+    /// None of the conditions.
+    #[cfg(any(test, feature = "mutants"))]
+    Off,
 }
 
 macro_rules! append_sql {
@@ -104,6 +107,8 @@ const GENERATION_OFF: (&str, &str) = both!("h.epoch = i.epoch", "h.owner = $1", 
 #[cfg(test)]
 const PREV_OFF: (&str, &str) =
     both!("h.epoch = i.epoch", "h.owner = $1", "h.gen = i.gen AND h.gen = (SELECT store_gen())", "i.prev >= 0");
+#[cfg(any(test, feature = "mutants"))]
+const OFF: (&str, &str) = both!("i.epoch > 0", "$1::uuid IS NOT NULL", "i.gen > 0", "i.prev >= 0");
 
 fn sql(locking: Locking, guard: FenceGuard) -> &'static str {
     let (skip, wait) = match guard {
@@ -116,6 +121,8 @@ fn sql(locking: Locking, guard: FenceGuard) -> &'static str {
         FenceGuard::GenerationOff => GENERATION_OFF,
         #[cfg(test)]
         FenceGuard::PrevOff => PREV_OFF,
+        #[cfg(any(test, feature = "mutants"))]
+        FenceGuard::Off => OFF,
     };
     match locking {
         Locking::Skip => skip,

@@ -40,6 +40,11 @@ async fn an_append_without_the_last_seq_is_caught() {
 }
 
 #[tokio::test]
+async fn an_append_without_a_fence_is_caught() {
+    is_caught(fence(FenceGuard::Off), "an_append_of_another_epoch_is_fenced").await;
+}
+
+#[tokio::test]
 async fn a_claim_without_the_gap_is_caught() {
     let guards = Guards { gap: GapGuard::Off, ..Guards::default() };
     is_caught(guards, "a_claim_after_a_death_skips_what_was_reserved_and_the_gap").await;

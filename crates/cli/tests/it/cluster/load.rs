@@ -1,0 +1,391 @@
+//! Clients that send and watch all the while, and what becomes of their history.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use conch_cli::client::{ClientError, ConversationStream, HttpClient, Item, Start};
+use conch_core::history::Event;
+use conch_core::ids::{ClientMsgId, ConversationId, Epoch, Seq, Subject};
+use conch_core::record::Record;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+use super::rig::{Cluster, write};
+use crate::node::{message, until, whole_log};
+
+/// A writer gives up after this, which fails the test.
+const BUDGET: Duration = Duration::from_secs(40);
+/// A node that does not answer for this long is left for another one.
+const ANSWER: Duration = Duration::from_secs(3);
+/// And is not asked again for this long, if there are others.
+const AWAY: Duration = Duration::from_secs(4);
+/// Before another node is tried.
+const ELSEWHERE: Duration = Duration::from_millis(30);
+/// Between two messages of a writer.
+const PACE: Duration = Duration::from_millis(8);
+
+/// What happened, in the order in which it did.
+#[derive(Clone)]
+pub(crate) struct History {
+    events: Arc<Mutex<Vec<Event>>>,
+    begun: Instant,
+}
+
+impl History {
+    fn add(&self, event: impl FnOnce(u64) -> Event) {
+        let mut events = self.events.lock().expect("nobody panicked");
+        // Under the lock, so that times do not go back.
+        let t_us = u64::try_from(self.begun.elapsed().as_micros()).expect("a short test");
+        events.push(event(t_us));
+    }
+
+    /// The highest number that was acknowledged in a conversation.
+    fn acked(&self, room: &str) -> Seq {
+        let events = self.events.lock().expect("nobody panicked");
+        let acked = events.iter().filter_map(|event| match event {
+            Event::Acked { conversation, seq, .. } if conversation.as_str() == room => Some(*seq),
+            _ => None,
+        });
+        acked.max().unwrap_or(Seq(0))
+    }
+
+    /// The highest number that an observer was shown.
+    fn shown(&self, who: &str) -> Seq {
+        let events = self.events.lock().expect("nobody panicked");
+        let newest = events.iter().rev().find_map(|event| match event {
+            Event::Observed { observer, seq, .. } if observer == who => Some(*seq),
+            _ => None,
+        });
+        newest.unwrap_or(Seq(0))
+    }
+}
+
+/// What the clients met, beside their history.
+#[derive(Default)]
+pub(crate) struct Met {
+    /// Writes that were acknowledged.
+    pub(crate) acks: AtomicU64,
+    /// Refusals, which all said when to come back.
+    pub(crate) refusals: Mutex<Vec<String>>,
+}
+
+struct Watcher {
+    name: String,
+    room: String,
+    node: usize,
+    /// How often its connection was made anew.
+    waits: Arc<AtomicU64>,
+    task: JoinHandle<()>,
+}
+
+impl Watcher {
+    fn wait_for(&self, history: &History, head: Seq) {
+        until(&format!("{} to see {head}", self.name), || {
+            assert!(!self.task.is_finished(), "{} has panicked", self.name);
+            (history.shown(&self.name) >= head).then_some(())
+        });
+    }
+}
+
+/// Writers and watchers of some conversations.
+pub(crate) struct Load {
+    pub(crate) rooms: Vec<String>,
+    pub(crate) met: Arc<Met>,
+    reader: Vec<HttpClient>,
+    history: History,
+    stop: Arc<AtomicBool>,
+    writers: Vec<JoinHandle<()>>,
+    /// Writers so far.
+    names: usize,
+    watchers: Vec<Watcher>,
+}
+
+impl Load {
+    /// Conversations, so many writers that send to all of them through all nodes, and a watcher of each conversation at each
+    /// node. The conversation `room-N` begins at node N, in turn.
+    pub(crate) fn start(cluster: &Cluster, rooms: usize, writers: usize) -> Self {
+        let token = cluster.token("watcher");
+        let reader = cluster.clients(&token);
+        let rooms: Vec<String> = (0..rooms).map(|room| format!("room-{room}")).collect();
+        for (index, room) in rooms.iter().enumerate() {
+            let client = &reader[index % reader.len()];
+            cluster.create(client, room);
+            cluster.runtime.block_on(client.attempt(&message(room, "first", "first"))).expect("acknowledged");
+        }
+        let mut load = Self {
+            rooms,
+            met: Arc::default(),
+            reader,
+            history: History { events: Arc::default(), begun: Instant::now() },
+            stop: Arc::default(),
+            writers: Vec::new(),
+            names: 0,
+            watchers: Vec::new(),
+        };
+        for room in load.rooms.clone() {
+            for node in 0..cluster.places.len() {
+                load.watch(cluster, &room, node);
+            }
+        }
+        load.add_writers(cluster, writers);
+        load
+    }
+
+    pub(crate) fn add_writers(&mut self, cluster: &Cluster, writers: usize) {
+        self.stop.store(false, Ordering::Relaxed);
+        for number in self.names..self.names + writers {
+            self.write(cluster, number);
+        }
+        self.names += writers;
+    }
+
+    pub(crate) fn watch(&mut self, cluster: &Cluster, room: &str, node: usize) {
+        let name = format!("watcher of {room} at {}", cluster.places[node].name);
+        let waits = Arc::new(AtomicU64::new(0));
+        let watching =
+            watch(self.reader[node].clone(), name.clone(), room.to_owned(), self.history.clone(), Arc::clone(&waits));
+        let task = cluster.runtime.spawn(watching);
+        self.watchers.push(Watcher { name, room: room.to_owned(), node, waits, task });
+    }
+
+    /// One that sends when it is told to.
+    pub(crate) fn writer(&self, cluster: &Cluster, name: &str, number: usize) -> Writer {
+        Writer {
+            clients: cluster.clients(&cluster.token(name)),
+            name: name.to_owned(),
+            rooms: self.rooms.clone(),
+            number,
+            history: self.history.clone(),
+            met: Arc::clone(&self.met),
+            away: Mutex::new(vec![None; cluster.places.len()]),
+        }
+    }
+
+    fn write(&mut self, cluster: &Cluster, number: usize) {
+        let writer = self.writer(cluster, &format!("w{number}"), number);
+        self.writers.push(cluster.runtime.spawn(writer.run(Arc::clone(&self.stop))));
+    }
+
+    pub(crate) fn acks(&self) -> u64 {
+        self.met.acks.load(Ordering::Relaxed)
+    }
+
+    /// Waits for so many acks more.
+    pub(crate) fn go_on(&self, acks: u64) {
+        let goal = self.acks() + acks;
+        until("acks", || {
+            assert!(!self.writers.iter().any(JoinHandle::is_finished), "a writer has panicked");
+            (self.acks() >= goal).then_some(())
+        });
+    }
+
+    /// Waits until all who watch at these nodes have seen what is acknowledged by now.
+    pub(crate) fn all_see(&self, nodes: &[usize]) {
+        for watcher in self.watchers.iter().filter(|watcher| nodes.contains(&watcher.node)) {
+            let head = self.history.acked(&watcher.room);
+            watcher.wait_for(&self.history, head);
+        }
+    }
+
+    /// How often watchers at a node had to connect anew.
+    pub(crate) fn reconnects(&self, node: usize) -> u64 {
+        self.watchers
+            .iter()
+            .filter(|watcher| watcher.node == node)
+            .map(|watcher| watcher.waits.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// Lets the writers finish what they have begun.
+    pub(crate) fn finish_writing(&mut self, cluster: &Cluster) {
+        self.stop.store(true, Ordering::Relaxed);
+        for writer in self.writers.drain(..) {
+            cluster.runtime.block_on(writer).expect("no writer panicked");
+        }
+    }
+
+    /// In peace: ends the writing, waits until all who watch at these nodes have seen the end, and returns the history with the
+    /// log that a node shows.
+    pub(crate) fn end(mut self, cluster: &Cluster, nodes: &[usize]) -> Vec<String> {
+        self.finish_writing(cluster);
+        let mut last = Vec::new();
+        let mut finals = Vec::new();
+        for room in &self.rooms {
+            let log = cluster.runtime.block_on(whole_log(&self.reader[nodes[0]], room));
+            let right = |record: &Value| record["body"]["text"] == record["client_msg_id"];
+            assert!(log.iter().all(right), "every body is the one that was sent under its key");
+            let rows: Vec<Record> = log.iter().map(|record| Record::deserialize(record).expect("a record")).collect();
+            last.push((room.clone(), rows.last().map_or(Seq(0), |record| record.seq)));
+            finals.extend(rows.into_iter().map(|record| {
+                let Record { conversation, seq, epoch, sender, client_msg_id, .. } = record;
+                Event::Final { conversation, seq, epoch, sender, client_msg_id }.to_line()
+            }));
+        }
+        for watcher in self.watchers.iter().filter(|watcher| nodes.contains(&watcher.node)) {
+            let head = last.iter().find(|(room, _)| *room == watcher.room).expect("one of ours").1;
+            watcher.wait_for(&self.history, head);
+        }
+        for watcher in &self.watchers {
+            watcher.task.abort();
+        }
+        let events = self.history.events.lock().expect("nobody panicked");
+        events.iter().map(Event::to_line).chain(finals).collect()
+    }
+}
+
+/// The product's own checks, of a history and of the database.
+pub(crate) struct Verdict {
+    /// What `conch check-history` says is wrong.
+    pub(crate) history: Vec<Value>,
+    /// What `conch verify` says is wrong.
+    pub(crate) store: Vec<Value>,
+}
+
+pub(crate) fn judge(cluster: &Cluster, history: &[String]) -> Verdict {
+    let file = cluster.scratch.path().join("history.jsonl");
+    write(&file, history);
+    let checked = cluster.run(&["check-history", file.to_str().expect("UTF-8")]);
+    assert!([0, 5].contains(&checked.code), "{checked:?}");
+    let verified = cluster.run(&["verify", "--store", &cluster.store]);
+    assert!([0, 5].contains(&verified.code), "{verified:?}");
+    let (checked, verified) = (checked.line(), verified.line());
+    assert!(checked["acks"].as_u64() > Some(0) && checked["shown"].as_u64() > Some(0), "there was load: {checked}");
+    assert!(verified["records"].as_u64() > Some(0), "the database was read: {verified}");
+    let violations = |report: &Value| report["violations"].as_array().expect("a list").clone();
+    Verdict { history: violations(&checked), store: violations(&verified) }
+}
+
+/// Nothing was lost, doubled or reordered, and who watches at these nodes sees the end.
+pub(crate) fn end_clean(load: Load, cluster: &Cluster, nodes: &[usize]) {
+    let history = load.end(cluster, nodes);
+    let verdict = judge(cluster, &history);
+    assert_eq!((verdict.history, verdict.store), (Vec::new(), Vec::new()));
+}
+
+/// Sends, each message until its ack.
+pub(crate) struct Writer {
+    clients: Vec<HttpClient>,
+    name: String,
+    rooms: Vec<String>,
+    number: usize,
+    history: History,
+    met: Arc<Met>,
+    /// When each node did not answer.
+    away: Mutex<Vec<Option<Instant>>>,
+}
+
+impl Writer {
+    /// Whether a node is to be left out, as a load balancer would.
+    fn is_away(&self, node: usize) -> bool {
+        let away = self.away.lock().expect("nobody panicked");
+        let recent = |since: &Option<Instant>| since.is_some_and(|since| since.elapsed() < AWAY);
+        recent(&away[node]) && !away.iter().all(recent)
+    }
+
+    /// Sends until it is told to stop, and always until the ack.
+    async fn run(self, stop: Arc<AtomicBool>) {
+        for number in 0_usize.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let room = &self.rooms[(self.number + number) % self.rooms.len()];
+            self.send(room, &format!("{}-{number}", self.name), self.number + number / 2).await;
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
+    /// The same under the same key until it is acknowledged: when and where a directive says, and at another node when one is away.
+    pub(crate) async fn send(&self, room: &str, key: &str, first: usize) {
+        let client = self.name.clone();
+        let conversation: ConversationId = room.parse().expect("valid");
+        let sender: Subject = self.name.parse().expect("valid");
+        let client_msg_id: ClientMsgId = key.parse().expect("valid");
+        let ids = || (client.clone(), conversation.clone(), sender.clone(), client_msg_id.clone());
+        let begun = Instant::now();
+        for node in first.. {
+            assert!(begun.elapsed() < BUDGET, "{key} was not acknowledged within {BUDGET:?}: {:?}", self.met.refusals);
+            let node = node % self.clients.len();
+            if self.is_away(node) {
+                continue;
+            }
+            let (client, conversation, sender, client_msg_id) = ids();
+            self.history.add(|t_us| Event::Invoked { client, conversation, sender, client_msg_id, t_us });
+            let request = message(room, key, key);
+            let attempt = self.clients[node].attempt(&request);
+            let answer = tokio::time::timeout(ANSWER, attempt).await;
+            let (client, conversation, sender, client_msg_id) = ids();
+            match answer {
+                Ok(Ok(answer)) => {
+                    let seq = Seq::deserialize(&answer.body["seq"]).expect("a seq");
+                    let epoch = Epoch::deserialize(&answer.body["epoch"]).expect("an epoch");
+                    self.history.add(|t_us| Event::Acked {
+                        client,
+                        conversation,
+                        sender,
+                        client_msg_id,
+                        seq,
+                        epoch,
+                        t_us,
+                    });
+                    self.met.acks.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                Ok(Err(ClientError::Refused(problem))) => {
+                    self.history.add(|t_us| Event::Refused { client, conversation, sender, client_msg_id, t_us });
+                    let retry = problem.retry.unwrap_or_else(|| panic!("{key}: refused for good: {problem}"));
+                    self.met.refusals.lock().expect("nobody panicked").push(problem.to_string());
+                    tokio::time::sleep(Duration::from_millis(retry.after_ms)).await;
+                }
+                Err(_) | Ok(Err(ClientError::Unreachable(_))) => {
+                    self.history.add(|t_us| Event::Unknown { client, conversation, sender, client_msg_id, t_us });
+                    self.away.lock().expect("nobody panicked")[node] = Some(Instant::now());
+                    tokio::time::sleep(ELSEWHERE).await;
+                }
+                Ok(Err(error)) => panic!("{key}: {error}"),
+            }
+        }
+    }
+}
+
+/// Watches a conversation, on what is one stream to its reader.
+async fn watch(client: HttpClient, observer: String, room: String, history: History, waits: Arc<AtomicU64>) {
+    let conversation: ConversationId = room.parse().expect("valid");
+    let mut stream = ConversationStream::new(client, &room, Start { after: Seq(0), log: None });
+    let (who, what) = (observer.clone(), conversation.clone());
+    history.add(|t_us| Event::Joined { observer: who, conversation: what, after: Some(Seq(0)), t_us });
+    let mut in_log = "first".to_owned();
+    loop {
+        match stream.next().await.unwrap_or_else(|error| panic!("{observer}: {error}")) {
+            Item::Record(record, _) => {
+                let Record { conversation, seq, epoch, sender, client_msg_id, .. } = *record;
+                let (observer, log) = (observer.clone(), in_log.clone());
+                history.add(|t_us| Event::Observed {
+                    observer,
+                    conversation,
+                    seq,
+                    epoch,
+                    sender,
+                    client_msg_id,
+                    log,
+                    t_us,
+                });
+            }
+            Item::CaughtUp(seq) => {
+                let (observer, conversation) = (observer.clone(), conversation.clone());
+                history.add(|t_us| Event::CaughtUp { observer, conversation, seq, t_us });
+            }
+            Item::Resync { log, head_seq } => {
+                in_log.clone_from(&log);
+                stream.restart(Start { after: head_seq, log: Some(log.clone()) });
+                let (observer, conversation) = (observer.clone(), conversation.clone());
+                history.add(|t_us| Event::Resync { observer, conversation, log, head_seq, t_us });
+            }
+            Item::Waiting { .. } => {
+                waits.fetch_add(1, Ordering::Relaxed);
+            }
+            Item::Live { .. } => {}
+        }
+    }
+}

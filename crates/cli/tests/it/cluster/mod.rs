@@ -1,0 +1,15 @@
+//! A cluster of real processes on a real PostgreSQL server, and what befalls it. Each test is one incident, named by its
+//! class of failure; what clients sent, were told and saw is held against the invariants at its end.
+//!
+//! One test runs at a time: they look at how long a takeover takes, and several clusters at once would starve each other.
+
+mod database;
+mod drains;
+mod failover;
+mod gate;
+mod links;
+mod load;
+mod network;
+mod owners;
+mod rig;
+mod turns;

@@ -1,8 +1,8 @@
 //! Greeting: both sides say who they are and prove that they have the key, before anything else.
 //!
 //! Invariant: a frame other than a hello or a proof is not looked at before the proof of its sender was found right, and
-//! nothing said before is longer than [`HELLO_MAX_BYTES`]. The dialler proves first: whoever cannot learns nothing but
-//! that.
+//! nothing said before is longer than [`HELLO_MAX_BYTES`]. The dialler proves first: whoever cannot learns who
+//! answers, if it names the cluster, and nothing else.
 //!
 //! Deliberately absent: time. Whoever calls bounds the whole.
 

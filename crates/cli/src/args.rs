@@ -324,6 +324,9 @@ pub(crate) enum LeasesChange {
         /// Where: `postgres`, which is the records' own database, or `etcd://HOST:PORT,…`.
         #[arg(long, value_name = "postgres|etcd://…")]
         leases: LeasesUrl,
+        /// The etcd that they leave, so that nodes which are registered there are seen. Without it they are not.
+        #[arg(long, value_name = "etcd://…")]
+        from: Option<LeasesUrl>,
         #[command(flatten)]
         store: StoreArgs,
     },

@@ -37,12 +37,17 @@ pub(crate) async fn restored(args: &RestoredArgs, output: &Output) -> Result<(),
 }
 
 pub(crate) async fn leases(args: &LeasesArgs, output: &Output) -> Result<(), Failure> {
-    let LeasesChange::Switch { leases, store } = &args.change;
+    let LeasesChange::Switch { leases, from, store } = &args.change;
     let (url, options) = database(store, "leases")?;
     match leases {
-        LeasesUrl::Postgres => {
-            postgres::switch_leases(&url, &options).await.map_err(|error| Failure::other(error.to_string()))?;
-        }
+        LeasesUrl::Postgres => match from {
+            Some(LeasesUrl::Etcd(etcd)) => {
+                let switched = etcd::switch_to_postgres(etcd, &url, &options).await;
+                switched.map_err(|error| Failure::other(error.to_string()))?;
+            }
+            // They are there already, or what was registered in an etcd that is gone nobody can say.
+            _ => postgres::switch_leases(&url, &options).await.map_err(|error| Failure::other(error.to_string()))?,
+        },
         LeasesUrl::Etcd(etcd) => {
             let switched = etcd::switch_to_etcd(etcd, &url, &options).await;
             switched.map_err(|error| Failure::other(error.to_string()))?;

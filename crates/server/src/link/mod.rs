@@ -128,7 +128,7 @@ pub trait Service: Send + Sync + 'static {
     /// Answers a peer, within the time that the peer allows.
     async fn answer(&self, from: Incarnation, request: Request) -> Response;
 
-    /// Lets a peer follow a conversation that is owned here; it never claims one.
+    /// Lets a peer follow a conversation that is owned here, or by nobody and best here. It is never passed on.
     async fn follow(&self, from: Incarnation, conversation: &ConversationId) -> Result<Follow, Refusal>;
 
     /// Takes notice.

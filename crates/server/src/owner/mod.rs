@@ -126,8 +126,10 @@ impl Tenure {
 pub(crate) enum End {
     /// Still ours, without a task.
     Hibernated(Tenure),
-    /// Given up, lost, or of unknown fate: whoever comes next resolves.
+    /// Given up or passed on: whoever comes next resolves.
     Gone,
+    /// A session's, lost or of unknown fate: its turns must not wait for somebody who comes.
+    Lost,
 }
 
 /// What is known of an owner without asking it.

@@ -1,6 +1,7 @@
 //! How a conversation without a task here gets one: by the tenure that is kept, or by a claim, or not at all because
 //! somebody else owns it or should.
 
+use conch_core::conversation::ConversationKind;
 use conch_core::placement::{self, Candidate, Intake, Placement, Wish};
 use conch_store::{ClaimOutcome, ConversationInfo, NodeRow, Resolution};
 
@@ -81,7 +82,12 @@ impl Router {
             return Err(moved());
         }
         self.shared.claim_rate.admit(node.seams.now(), seeking.urgency).map_err(|wait| self.not_yet(wait))?;
-        self.claim_and_read(conversation, &resolution, &info).await.map(Settled::Ours)
+        let claimed = self.claim_and_read(conversation, &resolution, &info).await;
+        if claimed.is_err() && info.kind == ConversationKind::Session {
+            // It may have been won all the same.
+            self.look_again(conversation);
+        }
+        claimed.map(Settled::Ours)
     }
 
     /// The refusal of a claim that nobody waits for, and that is one too many of them.

@@ -19,6 +19,8 @@ const ENDING: Duration = Duration::from_millis(10);
 const PEER_ANSWERS: Duration = Duration::from_secs(2);
 /// Conversations that change hands at once.
 const AT_ONCE: usize = 64;
+/// How often a peer is told of what it owns until it has heard.
+const TOLD_AT_MOST: u32 = 3;
 
 /// A peer that takes conversations, and how many more.
 struct Taker {
@@ -133,10 +135,15 @@ impl Router {
         let conversation = handed.conversation.clone();
         let (epoch, to) = (handed.epoch, peer.incarnation);
         self.shared.node.events.record(Event::HandedOff { conversation: conversation.clone(), epoch, to });
-        let told = self.shared.link.ask(peer, Request::HandOff(handed), PEER_ANSWERS).await;
-        if let Err(error) = told {
-            // The store says whose it is: the peer finds it when somebody asks for it.
-            tracing::debug!(%conversation, peer = %peer.incarnation, %error, "a peer was not told what it owns");
+        for _ in 0..TOLD_AT_MOST {
+            match self.shared.link.ask(peer, Request::HandOff(handed.clone()), PEER_ANSWERS).await {
+                Ok(_) => return,
+                // The store says whose it is: the peer finds it when somebody asks for it.
+                Err(error) => {
+                    tracing::debug!(%conversation, peer = %peer.incarnation, %error, "a peer was not told what it owns");
+                }
+            }
+            self.shared.node.seams.sleep(ENDING).await;
         }
     }
 
@@ -149,8 +156,10 @@ impl Router {
             last_seq: handed.last_seq,
             first_seq: handed.first_seq,
         };
-        // Without it, the conversation is found to be ours when somebody asks for it.
-        let Ok(Some(info)) = self.shared.node.store.conversation(&conversation).await else { return };
+        let Ok(Some(info)) = self.shared.node.store.conversation(&conversation).await else {
+            // It is ours all the same, and nobody else takes up what is due in it.
+            return self.look_again(&conversation);
+        };
         let (settle, settled) = watch::channel(());
         {
             let mut table = self.table();
@@ -206,8 +215,8 @@ impl Router {
             if active.is_empty() && claiming.is_empty() && ending == 0 {
                 break;
             }
-            // All at once, so that they share the store's commits.
-            join_all(active.iter().map(OwnerHandle::release)).await;
+            // Many at once, so that they share the store's commits.
+            stream::iter(&active).for_each_concurrent(AT_ONCE, OwnerHandle::release).await;
             for settled in &mut claiming {
                 // An error means that the claim was settled; its owner is found at the next look.
                 let _ = settled.changed().await;
@@ -217,7 +226,9 @@ impl Router {
             }
         }
         let hibernating = self.table().take_hibernating(usize::MAX, |_| true);
-        join_all(hibernating.iter().map(|(tenure, _settled)| self.release(tenure, WhyReleased::Draining))).await;
+        let released = stream::iter(&hibernating)
+            .for_each_concurrent(AT_ONCE, |(tenure, _settled)| self.release(tenure, WhyReleased::Draining));
+        released.await;
     }
 
     /// What a shutdown still waits for.

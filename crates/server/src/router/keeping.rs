@@ -6,6 +6,8 @@ use crate::events::{Event, WhyReleased};
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
+/// The pause, and up to as much again, before a conversation whose reign ended in doubt is resolved again.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Looks at every owner's progress within one lease.
 const LOOKS_PER_LEASE: u32 = 5;
 
@@ -43,15 +45,41 @@ impl Router {
         if !ours {
             return;
         }
+        let lost = matches!(end, End::Lost);
         match end {
             End::Hibernated(tenure) => {
                 table.entries.insert(conversation.key, Entry::Hibernating { tenure, since });
             }
-            End::Gone => {
+            End::Gone | End::Lost => {
                 table.entries.remove(&conversation.key);
             }
         }
         self.count_owned(&table);
+        drop(table);
+        if lost {
+            self.look_again(conversation);
+        }
+    }
+
+    /// Resolves a conversation whose reign here ended in doubt, until that says whose it is. Where the store still names this
+    /// node, nobody else would take up its due work: others see a live owner.
+    pub(super) fn look_again(&self, conversation: &ConvRef) {
+        if !self.table().looking.insert(conversation.key) {
+            return;
+        }
+        let (router, conversation) = (self.clone(), conversation.clone());
+        self.shared.node.seams.spawn("look again", async move {
+            loop {
+                let seams = &router.shared.node.seams;
+                seams.sleep(LOOK_AGAIN + seams.jitter(LOOK_AGAIN)).await;
+                let answer = router.place(&conversation, None).await;
+                let unknown = matches!(&answer, Err(refusal) if refusal.code != Code::NotFound);
+                if router.is_closed() || !unknown {
+                    router.table().looking.remove(&conversation.key);
+                    return;
+                }
+            }
+        });
     }
 
     /// Gives up the leases of conversations that hibernate for long.

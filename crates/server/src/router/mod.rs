@@ -286,16 +286,14 @@ impl Router {
         .await
     }
 
-    /// Lets a peer follow what is owned here. Never claims: a follower of an owner that is none resolves again.
+    /// Lets a peer follow what is owned here, or by nobody and best here (F7). Passes nothing on: a follower of an owner that
+    /// is none resolves again.
     ///
     /// # Errors
-    /// A refusal with a directive when this node does not own the conversation.
+    /// A refusal with a directive when another node owns the conversation, or should.
     pub async fn follow_here(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
-        let owned = self.table().entries.contains_key(&conversation.key);
-        if !owned {
-            return Err(moved());
-        }
-        match self.place(conversation, None).await? {
+        let seeking = Seeking { avoid: None, urgency: Urgency::Background };
+        match self.place_for(conversation, seeking).await? {
             Place::Here(owner) => owner.follow().await,
             Place::There(_) => Err(moved()),
         }
@@ -354,7 +352,10 @@ impl Router {
                 },
                 Err(refusal) => refusal,
             };
-            let moving = refusal.code == Code::ConversationUnavailable && refusal.retry.is_some();
+            // A peer that is on its way out has given away what it owned; this node's own end is definite.
+            let moving = refusal.retry.is_some()
+                && (refusal.code == Code::ConversationUnavailable
+                    || (refusal.code == Code::Draining && !self.is_closed()));
             if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }

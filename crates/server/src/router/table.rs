@@ -3,7 +3,7 @@
 //! Invariant: one entry per conversation, so one claim at a time and at most one owner task. A belief about another node
 //! is only a saved look-up; it goes at the first sign of trouble.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use conch_core::ids::ConvKey;
 use conch_core::time::Monotonic;
@@ -38,6 +38,8 @@ pub(super) enum Stage {
 pub(super) struct Table {
     pub(super) entries: BTreeMap<ConvKey, Entry>,
     pub(super) stage: Stage,
+    /// Conversations that are resolved again until the answer is known; one task each.
+    pub(super) looking: BTreeSet<ConvKey>,
     elsewhere: BTreeMap<ConvKey, Peer>,
 }
 

@@ -93,7 +93,10 @@ impl Owner {
         self.inbox.close();
         self.refuse_inbox();
         self.stop_runner();
-        End::Gone
+        match self.charge.tenure.kind {
+            ConversationKind::Session => End::Lost,
+            ConversationKind::Channel | ConversationKind::Direct => End::Gone,
+        }
     }
 
     /// Everything that was still waiting in the inbox gets a directive; the router sends it again.

@@ -236,3 +236,19 @@ async fn a_removed_member_is_cut_off_on_every_node() {
     let closed = within("the channel to close", socket.until_event("phx_close")).await;
     assert_eq!(closed.topic, TOPIC);
 }
+
+/// Nobody has written, and the better place for the conversation is the other node: it claims for a follower, too (F7).
+#[tokio::test]
+async fn a_viewer_outside_the_home_region_joins_what_nobody_owns() {
+    let regions: fn(&mut conch_server::config::Config) = |config| {
+        let region = if config.node.as_str() == "node-0" { "north" } else { "south" };
+        config.region = region.parse().expect("a region");
+    };
+    let cluster = Cluster::start_with(2, regions).await;
+    let [north, south] = &cluster.nodes[..] else { panic!("two nodes") };
+    north.client("alice").channel("c").await;
+    let mut bob = Socket::joined(south, &south.client("bob"), "c").await;
+    assert_eq!(cluster.owner_of("c").await, 0, "its home is where it was created");
+    let seq = south.client("alice").sent("c", "1", "hi").await;
+    bob.take(|frame| frame.event == "message" && frame.payload["seq"] == seq).await;
+}

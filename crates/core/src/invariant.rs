@@ -34,6 +34,8 @@ invariants! {
     OneTerminal = 10, "A turn reaches exactly one terminal record.";
     CursorMonotone = 11, "A cursor never moves back.";
     GrantsOnly = 12, "Nobody reads or writes what their token does not grant.";
+    AwaitOnce = 13, "An await is resolved at most once, and nothing else of its turn happens before.";
+    CancelStops = 14, "After a cancel is acked its turn appends, shows and calls nothing more.";
 }
 
 /// A broken invariant. It stops the owner that found it: going on would make it worse.

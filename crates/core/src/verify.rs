@@ -4,7 +4,9 @@
 //! (sender, client message id) and its cursors in any order, all from one snapshot; [`Checker::finish`] at the end.
 //!
 //! Invariant: memory is constant per conversation, however long its log; at most [`VIOLATIONS_MAX`] findings are kept and
-//! all are counted. Deliberately absent: reading, repairing, and what a single log cannot show (invariants 5 to 7, 9, 12).
+//! all are counted. Deliberately absent: reading, repairing, and what a single log cannot show (invariants 5 to 7, 12).
+
+mod turns;
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,6 +15,8 @@ use crate::body::{Body, BodyHash};
 use crate::ids::{ConvKey, ConversationId, Epoch, Seq};
 use crate::invariant::Invariant;
 use crate::record::RecordKind;
+
+use turns::TurnRules;
 
 /// Most findings that a report lists; a damaged database may have as many as it has rows.
 pub const VIOLATIONS_MAX: usize = 1000;
@@ -103,6 +107,7 @@ struct Current {
     /// Sums of a hash over (sender, client message id, seq): equal if the records and their keys are the same set.
     records_sum: u64,
     keys_sum: u64,
+    turns: TurnRules,
 }
 
 /// See the module's header.
@@ -196,6 +201,9 @@ impl Checker {
         if record.body.is_some_and(|body| Body::from_store(body).hash(kind) != record.body_hash) {
             let detail = "has a body that is not the one it was hashed with".to_owned();
             self.broken(Invariant::AckedOnce, Some(record.seq), detail);
+        }
+        if let Some((invariant, detail)) = self.current.turns.record(kind, record.sender, record.client_msg_id) {
+            self.broken(invariant, Some(record.seq), detail);
         }
     }
 

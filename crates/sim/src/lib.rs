@@ -7,6 +7,7 @@
 //!
 //! Deliberately absent: real time, threads inside a run, sockets. What needs those is tested on real processes.
 
+pub mod asker;
 pub mod client;
 pub mod coverage;
 pub mod dice;

@@ -22,12 +22,13 @@ use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::people::People;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
-use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
+use conch_server::turn::agents::{AgentConfig, AgentLimits, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
 use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
 
+use crate::asker::Asker;
 use crate::coverage::Tally;
 use crate::dice::Dice;
 use crate::executor::{ClockStart, Executor, Process};
@@ -320,11 +321,12 @@ impl Machine {
     }
 }
 
-/// The demo agent at its quickest.
+/// The demo agent at its quickest, and [`Asker`] as `asker`.
 fn agents() -> Agents {
-    let name = DEMO.parse().expect("an agent's name");
-    let quick = AgentConfig::Demo { pace_ms: Some(PACE_MS) };
-    Agents::from_config(&BTreeMap::from([(name, quick)])).expect("a pace within its range")
+    let name = |text: &str| text.parse().expect("an agent's name");
+    let quick = (AgentConfig::Demo { pace_ms: Some(PACE_MS) }, AgentLimits::default());
+    let agents = Agents::from_config(&BTreeMap::from([(name(DEMO), quick)])).expect("a pace within its range");
+    agents.with(name("asker"), AgentLimits::default(), Arc::new(Asker))
 }
 
 /// Whoever holds the lock knows that no other process lives.

@@ -122,7 +122,10 @@ pub enum Applied {
 /// The live text of a conversation, at most one step's. Kept by the owner and by every hub.
 #[derive(Debug, Clone, Default)]
 pub struct LiveView {
-    /// The last turn known to have ended; live events of it and of those before it are stale.
+    /// The last turn known to have started.
+    started: Seq,
+    /// The last of those known to have ended; live events of it and of those before it are stale. The end of an input that
+    /// waited says nothing about the turn that runs.
     ended: Seq,
     /// The highest epoch seen; whatever an earlier owner still streams is stale.
     epoch: Epoch,
@@ -183,9 +186,13 @@ impl LiveView {
     /// Takes note of a committed record: a turn's end drops its text, a completed step gets no more.
     pub fn committed(&mut self, record: &Record) {
         let Some(turn) = record.turn else { return };
-        if record.kind.ends_turn() {
-            self.ended = self.ended.max(turn);
-            self.shown = self.shown.take().filter(|shown| shown.turn > turn);
+        if record.kind == RecordKind::TurnStarted {
+            self.started = self.started.max(turn);
+        } else if record.kind.ends_turn() {
+            if turn <= self.started {
+                self.ended = self.ended.max(turn);
+            }
+            self.shown = self.shown.take().filter(|shown| shown.turn != turn && shown.turn > self.ended);
         } else if record.kind == RecordKind::StepCompleted
             && let Some(shown) =
                 self.shown.as_mut().filter(|shown| shown.turn == turn && shown.state == TextState::Whole)
@@ -277,6 +284,7 @@ impl LiveView {
 
     fn show(&mut self, piece: &Piece, offset: u64, text: &str) {
         self.epoch = self.epoch.max(piece.epoch);
+        self.started = self.started.max(piece.turn);
         self.shown = Some(Shown {
             turn: piece.turn,
             step: piece.step.clone(),

@@ -6,8 +6,9 @@ use crate::ids::{Epoch, Seq};
 use crate::record::{Draft, Record};
 use crate::time::Timestamp;
 use crate::turn::StepId;
-use crate::turn::journal::{self, FailReason, StepResult};
+use crate::turn::journal::{self, FailReason};
 use crate::turn::live::{Applied, LIVE_TEXT_MAX_BYTES, LiveEvent, LiveView, Piece, utf16_len};
+use crate::turn::result::StepResult;
 
 fn piece(turn: u64, step: u32, epoch: u64, attempt: u32, offset: u64, text: &str) -> Piece {
     Piece { turn: Seq(turn), step: StepId::model(step), epoch: Epoch(epoch), attempt, offset, text: text.into() }
@@ -30,7 +31,7 @@ fn record(seq: u64, draft: Draft) -> Record {
 }
 
 fn step_completed(step: u32) -> Record {
-    let result = StepResult::Model { output: String::new() };
+    let result = StepResult::text("");
     record(9, journal::step_completed(Seq(7), &StepId::model(step), &result))
 }
 
@@ -104,7 +105,7 @@ fn the_text_stays_between_steps_until_the_next_streams_or_the_turn_ends() {
     view.committed(&record(10, journal::completed(Seq(7))));
     assert_eq!(view.snapshot(), None, "the answer is a record of the same commit");
     assert_eq!(view.apply(&delta(2, 1, 1, 6, "late")), Applied::Stale);
-    view.committed(&record(11, journal::failed(Seq(3), FailReason::OwnerLost)));
+    view.committed(&record(11, journal::failed(Seq(3), FailReason::AgentFailed, "")));
     assert_eq!(view.apply(&delta(2, 1, 1, 6, "late")), Applied::Stale, "an older end opens nothing again");
 }
 
@@ -171,7 +172,7 @@ fn stream(moves: &[Move]) -> Vec<Seen> {
                 offset += utf16_len(text);
             }
             Move::Complete | Move::NextStep => {
-                let result = StepResult::Model { output: String::new() };
+                let result = StepResult::text("");
                 let draft = journal::step_completed(Seq(turn), &StepId::model(step), &result);
                 seen.push(Seen::Durable(record(0, draft)));
                 (step, attempt, offset) = (step + 1, 1, 0);

@@ -1,136 +1,57 @@
 //! The turns of one session conversation, as its owner folds them from the log.
 //!
-//! Invariants: every input gets one start and one end (invariant 10); one turn runs at a time, in the order of the
-//! inputs; a runner runs only between a turn's committed start and its committed end. The machine believes nothing but
-//! committed records: what it asks to have appended counts when it comes back as [`Input::Committed`].
+//! Invariants: every input gets one start and one end, or joins another's turn (invariant 10); one turn runs at a time, in
+//! the order of the inputs; a runner runs only between a turn's committed start and its committed end, and not while the
+//! turn waits (invariant 13); a turn whose cancel is under way gets no further step (invariant 14). The machine believes
+//! nothing but committed records: what it asks to have appended counts when it comes back as [`Input::Committed`].
 //!
 //! A turn is *open* while it is queued or running. The machine keeps only the open ones: a turn at or below `at_seq`
 //! that is not open has ended, or never was an input.
 //!
-//! Deliberately absent: the text of inputs (the runner reads it from the log), running anything, and taking over a
-//! turn that another owner began: such a turn fails with `owner_lost`.
+//! Files: what it is told and asks for is `words`, what clients and runners ask is `asks`, what it does by itself is `advance`;
+//! what is known of the running turn is [`super::running`], what the due row says is [`super::due`].
+//!
+//! Deliberately absent: the text of inputs (the runner reads it from the log), and running anything.
 
-use std::collections::VecDeque;
+mod advance;
+mod asks;
+mod words;
+
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::ids::{AgentName, Seq};
+use crate::ids::{Epoch, Seq};
 use crate::invariant::{Broken, Invariant};
 use crate::record::{Draft, Record, RecordKind};
-use crate::refusal::{Code, Refusal, Retry};
-use crate::time::Monotonic;
-use crate::turn::checkpoint::{CHECKPOINT_VERSION, RunningTurn, TurnCheckpoint};
+use crate::refusal::Retry;
+use crate::time::{Monotonic, Timestamp};
+use crate::turn::budget::is_journal;
+use crate::turn::cancel::CancelMode;
+use crate::turn::checkpoint::{CHECKPOINT_VERSION, TurnCheckpoint};
+use crate::turn::due::{Due, DueState};
 use crate::turn::journal::{self, FailReason};
+use crate::turn::running::{Counted, End, Runner, Running};
+
+pub use asks::NotDone;
+pub use words::{Action, Begin, Gone, Input, Now, Setup, StartRunner, TurnState};
 
 /// Most inputs that wait for a turn. The owner refuses the next one before it is appended; those that are in one batch
 /// with the last may exceed it by that batch.
 pub const QUEUE_MAX_INPUTS: usize = 1000;
+/// Most inputs that join a turn in one commit.
+pub const JOIN_MAX_INPUTS: usize = 100;
+
+/// The deadline of a turn that has none: the last day that a calendar can show.
+pub(super) const NO_DEADLINE: Timestamp = Timestamp(253_402_207_200_000);
 
 /// How soon a refused append of the machine's own is tried again when the refusal does not say.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What the machine is told.
-#[derive(Debug)]
-pub enum Input<'a> {
-    /// A record of the conversation was committed, or is replayed while thawing; ascending by seq. One at or below the
-    /// last is ignored, so that a record may come twice. A draft that turns out to be in the log already is told as
-    /// the record in the log.
-    Committed(&'a Record),
-    /// Every record after the checkpoint was told, and no runner of this conversation lives in this process. From here
-    /// on the machine acts.
-    Thawed,
-    /// A group of drafts was not appended and will not be: the machine's own, or one that [`TurnMachine::admit`] let
-    /// pass (not one that it refused itself).
-    AppendRefused {
-        /// The group.
-        drafts: &'a [Draft],
-        /// The refusal's directive.
-        retry: Option<Retry>,
-    },
-    /// The runner of this turn is over, whatever it achieved. Told after the outcome of its last append.
-    RunnerGone {
-        /// Its turn.
-        turn: Seq,
-    },
-    /// A batch landed that carried this due change, and its records were told.
-    DueWritten(Due),
-    /// Time has passed: once a second is enough.
-    Tick,
-}
-
-/// What the shell is asked to do, in order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// Append these in one commit. At most one such group is outstanding; it ends with [`Input::Committed`] of its
-    /// records or with [`Input::AppendRefused`].
-    Append(Vec<Draft>),
-    /// Run the turn: its start is committed. The input is the record whose seq is the turn.
-    StartRunner {
-        /// Which.
-        turn: Seq,
-        /// Who, as the turn's start says.
-        agent: AgentName,
-    },
-    /// The turn has ended: stop its runner if it still runs, and forget it.
-    StopRunner {
-        /// Which.
-        turn: Seq,
-    },
-    /// The due row must say this although no append of the machine's changes it: write it under the fence, with the
-    /// next batch or in one without records.
-    Due(Due),
-}
-
-/// What becomes of the conversation's due row, in the same statement as the records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
-    /// As it was.
-    Keep,
-    /// Nothing is open: remove it.
-    Clear,
-    /// An input waits and no turn runs (why 1).
-    Input,
-    /// A turn runs (why 2).
-    Turn,
-}
-
-/// Where a turn stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnState {
-    /// Its input waits.
-    Queued,
-    /// It has started and not ended.
-    Running,
-    /// It has ended, or was never one: the log knows.
-    Closed,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Replaying,
-    Live,
-}
-
-/// Who runs the running turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Runner {
-    Alive,
-    /// Nobody; unless an end is on its way already, the turn fails for this reason.
-    Gone(FailReason),
-}
-
-/// Whether an end of the running turn is on its way to the log. A second one must not follow it (invariant 10).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    None,
-    Appending,
-}
-
-#[derive(Debug, Clone)]
-struct Running {
-    turn: Seq,
-    agent: AgentName,
-    runner: Runner,
-    end: End,
+    /// The owner's epoch.
+    Live(Epoch),
 }
 
 /// The machine's own append that is on its way.
@@ -138,63 +59,130 @@ struct Running {
 enum Own {
     Start(Seq),
     Failure(Seq),
+    Expiry(Seq),
+}
+
+/// A rule of the machine that a test can take away, to show that it would be noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// An end on its way closes the turn for what follows.
+    EndCloses,
+    /// An input whose end is on its way neither starts nor joins.
+    LeavingStays,
+    /// A turn that waits is not run.
+    WaitingRests,
+    /// A turn that waits takes no further step.
+    WaitingRefuses,
+    /// A runner that was told to stop appends nothing more.
+    StoppedIsOut,
+    /// One append of the machine's own at a time.
+    OneAtATime,
+}
+
+/// When inputs that wait came, for merging them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arrivals {
+    first: Monotonic,
+    last: Monotonic,
 }
 
 /// See the module's header.
 #[derive(Debug, Clone)]
 pub struct TurnMachine {
-    agent: AgentName,
+    setup: Setup,
     mode: Mode,
     at_seq: Seq,
-    queued: VecDeque<Seq>,
-    running: Option<Running>,
+    pub(super) queued: VecDeque<Seq>,
+    pub(super) running: Option<Running>,
+    /// The last turn that ended and may be run again.
+    last: Option<Seq>,
+    /// Queued inputs whose end is on its way: they neither start nor join.
+    leaving: BTreeSet<Seq>,
+    /// A commit that runs the last turn again is on its way.
+    regenerating: bool,
+    arrivals: Option<Arrivals>,
     own: Option<Own>,
     retry_at: Option<Monotonic>,
+    #[cfg(test)]
+    pub(super) without: Option<Rule>,
 }
 
 impl TurnMachine {
     /// A machine that has seen nothing. It acts after [`Input::Thawed`], also when there was nothing to replay.
     #[must_use]
-    pub fn new(agent: AgentName) -> Self {
+    pub fn new(setup: Setup) -> Self {
         Self {
-            agent,
+            setup,
             mode: Mode::Replaying,
             at_seq: Seq(0),
             queued: VecDeque::new(),
             running: None,
+            last: None,
+            leaving: BTreeSet::new(),
+            regenerating: false,
+            arrivals: None,
             own: None,
             retry_at: None,
+            #[cfg(test)]
+            without: None,
         }
+    }
+
+    /// In the product every rule holds.
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, reason = "the test's twin looks")]
+    fn holds(&self, _rule: Rule) -> bool {
+        true
+    }
+
+    #[cfg(test)]
+    fn holds(&self, rule: Rule) -> bool {
+        self.without != Some(rule)
     }
 
     /// A machine as it was at a checkpoint: tell it the records after `at_seq`, then [`Input::Thawed`].
     #[must_use]
-    pub fn from_checkpoint(agent: AgentName, checkpoint: TurnCheckpoint) -> Self {
-        let running = checkpoint.running.map(|running| Running::lost(running.turn, running.agent));
-        Self { at_seq: checkpoint.at_seq, queued: checkpoint.queued.into(), running, ..Self::new(agent) }
+    pub fn from_checkpoint(setup: Setup, checkpoint: TurnCheckpoint) -> Self {
+        Self {
+            at_seq: checkpoint.at_seq,
+            queued: checkpoint.queued.into(),
+            running: checkpoint.running.map(Running::from_checkpoint),
+            last: checkpoint.last,
+            ..Self::new(setup)
+        }
     }
 
-    /// The state for a checkpoint. Holds only what is committed.
+    /// The state for a checkpoint. Holds only what is committed, and how often the running turn was run.
     #[must_use]
     pub fn checkpoint(&self) -> TurnCheckpoint {
-        let running = self.running.as_ref();
         TurnCheckpoint {
             version: CHECKPOINT_VERSION,
             at_seq: self.at_seq,
             queued: self.queued.iter().copied().collect(),
-            running: running.map(|running| RunningTurn { turn: running.turn, agent: running.agent.clone() }),
+            running: self.running.as_ref().map(Running::checkpoint),
+            last: self.last,
         }
     }
 
-    /// The conversation has another agent from its next turn on.
-    pub fn set_agent(&mut self, agent: AgentName) {
-        self.agent = agent;
+    /// Turns are run in this way from now on; one that has started keeps its agent.
+    pub fn set_up(&mut self, setup: Setup) {
+        self.setup = setup;
     }
 
-    /// True if nothing is open, so that the conversation may hibernate.
+    /// True if nothing is open.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.queued.is_empty() && self.running.is_none()
+    }
+
+    /// True if nothing is to be done before somebody comes or the due row says so: nobody runs, and nothing is on its way.
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        let waits = |running: &Running| {
+            running.awaiting.is_some() && running.runner == Runner::Nobody && running.end == End::None
+        };
+        let open = self.running.as_ref().map_or(self.queued.is_empty(), waits);
+        open && self.own.is_none() && self.leaving.is_empty() && !self.regenerating
     }
 
     /// The turn that has started and not ended.
@@ -203,100 +191,49 @@ impl TurnMachine {
         self.running.as_ref().map(|running| running.turn)
     }
 
+    /// The running turn, if its live events are of any interest: it is not about to end.
+    #[must_use]
+    pub fn shown(&self) -> Option<Seq> {
+        self.running.as_ref().filter(|running| running.end == End::None).map(|running| running.turn)
+    }
+
     /// Where a turn stands.
     #[must_use]
     pub fn state(&self, turn: Seq) -> TurnState {
-        match self.running() {
-            Some(running) if running == turn => TurnState::Running,
+        match &self.running {
+            Some(running) if running.turn == turn && running.awaiting.is_some() => TurnState::Waiting,
+            Some(running) if running.turn == turn => TurnState::Running,
             _ if self.queued.binary_search(&turn).is_ok() => TurnState::Queued,
             _ => TurnState::Closed,
         }
     }
 
-    /// May another input be appended?
-    ///
-    /// # Errors
-    /// [`Code::Overloaded`] with a directive while [`QUEUE_MAX_INPUTS`] wait.
-    pub fn may_accept(&self) -> Result<(), Refusal> {
-        if self.queued.len() < QUEUE_MAX_INPUTS {
-            return Ok(());
-        }
-        let detail = format!("{QUEUE_MAX_INPUTS} inputs wait for the agent already; no more may wait");
-        Err(Refusal::retry(Code::Overloaded, detail, Retry { after_ms: 1000, budget_ms: 20_000 }))
-    }
-
-    /// May the runner append this group, in one commit? An end that passes closes the turn for what follows, until it
-    /// is told refused.
-    ///
-    /// # Errors
-    /// [`Code::Conflict`] without a directive if the turn does not run or its end is on its way: the runner is to stop.
-    /// [`Code::UnprocessableRequest`] for a group that no runner should send.
-    pub fn admit(&mut self, drafts: &[Draft]) -> Result<(), Refusal> {
-        for draft in drafts {
-            let running = self.running.as_ref().filter(|running| Some(running.turn) == draft.turn);
-            let Some(running) = running else {
-                let turn = draft.turn.unwrap_or_default();
-                return Err(Refusal::new(Code::Conflict, format!("turn: {turn} is not running")));
-            };
-            if running.end == End::Appending || running.runner != Runner::Alive {
-                return Err(Refusal::new(Code::Conflict, format!("turn: {} is ending", running.turn)));
-            }
-        }
-        check_shape(drafts)?;
-        if let Some(running) = &mut self.running
-            && drafts.last().is_some_and(|draft| draft.kind.ends_turn())
-        {
-            running.end = End::Appending;
-        }
-        Ok(())
-    }
-
     /// What the due row must say once these drafts (those of one batch, all groups together) are committed.
     #[must_use]
     pub fn due_after<'a>(&self, drafts: impl IntoIterator<Item = &'a Draft>) -> Due {
-        let (mut queued, mut running, mut changed) = (self.queued.len(), self.running(), false);
+        let (mut state, mut changed) = (DueState::of(self), false);
         for draft in drafts {
-            if journal::is_input(draft.kind, &draft.sender) {
-                queued += 1;
-            } else if draft.kind == RecordKind::TurnStarted {
-                running = draft.turn;
-                queued = queued.saturating_sub(1);
-            } else if draft.kind.ends_turn() && running.is_some() && draft.turn == running {
-                running = None;
-            } else if draft.kind.ends_turn() && draft.turn.is_some_and(|turn| self.state(turn) == TurnState::Queued) {
-                queued = queued.saturating_sub(1);
-            } else {
-                continue;
-            }
-            changed = true;
+            changed |= state.apply(self, draft);
         }
-        if changed { Self::due_of(queued, running) } else { Due::Keep }
+        if changed { state.due() } else { Due::Keep }
     }
 
     /// What the due row must say as things stand. Never [`Due::Keep`].
     #[must_use]
     pub fn due(&self) -> Due {
-        Self::due_of(self.queued.len(), self.running())
-    }
-
-    fn due_of(queued: usize, running: Option<Seq>) -> Due {
-        match (running, queued) {
-            (Some(_), _) => Due::Turn,
-            (None, 0) => Due::Clear,
-            (None, _) => Due::Input,
-        }
+        DueState::of(self).due()
     }
 
     /// Tells the machine something; what is to be done is pushed to `out`.
     ///
     /// # Errors
     /// [`Broken`] if the log holds what it must not hold: the owner stops.
-    pub fn handle(&mut self, now: Monotonic, input: Input<'_>, out: &mut Vec<Action>) -> Result<(), Broken> {
+    pub fn handle(&mut self, now: Now, input: Input<'_>, out: &mut Vec<Action>) -> Result<(), Broken> {
         match input {
-            Input::Committed(record) => self.committed(record, out)?,
-            Input::Thawed => self.thawed(out),
+            Input::Committed(record) => self.committed(now, record, out)?,
+            Input::Thawed(epoch) => self.thawed(epoch, out),
             Input::AppendRefused { drafts, retry } => self.append_refused(now, drafts, retry),
-            Input::RunnerGone { turn } => self.runner_gone(turn),
+            Input::RunnerGone { turn, how } => self.runner_gone(turn, how),
             Input::DueWritten(due) => {
                 if due != Due::Keep && due != self.due() {
                     // Part of the batch was in the log already, so that the row says too much or too little.
@@ -305,32 +242,36 @@ impl TurnMachine {
             }
             Input::Tick => {}
         }
-        self.append_what_is_missing(now, out);
+        if let Mode::Live(epoch) = self.mode {
+            self.advance(now, epoch, out);
+        }
         Ok(())
     }
 
-    fn committed(&mut self, record: &Record, out: &mut Vec<Action>) -> Result<(), Broken> {
+    fn committed(&mut self, now: Now, record: &Record, out: &mut Vec<Action>) -> Result<(), Broken> {
         if record.seq <= self.at_seq {
             return Ok(());
         }
         self.at_seq = record.seq;
         match record.kind {
-            RecordKind::TurnStarted => self.turn_started(record, out),
-            RecordKind::TurnSuperseded if self.state(turn_of(record)?) == TurnState::Closed => Ok(()),
+            RecordKind::TurnStarted => self.turn_started(record),
+            RecordKind::TurnSuperseded if self.state(turn_of(record)?) == TurnState::Closed => {
+                self.superseded(turn_of(record)?);
+                Ok(())
+            }
             kind if kind.ends_turn() => self.turn_ended(record, out),
-            RecordKind::StepCompleted => match turn_of(record)? {
-                turn if self.state(turn) == TurnState::Running => Ok(()),
-                turn => Err(Invariant::OneTerminal.broken(format!("seq {} is a step after turn {turn}", record.seq))),
-            },
+            kind if is_journal(kind) => self.progressed(record),
             kind if journal::is_input(kind, &record.sender) => {
                 self.queued.push_back(record.seq);
+                let first = self.arrivals.map_or(now.monotonic, |arrivals| arrivals.first);
+                self.arrivals = Some(Arrivals { first, last: now.monotonic });
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    fn turn_started(&mut self, record: &Record, out: &mut Vec<Action>) -> Result<(), Broken> {
+    fn turn_started(&mut self, record: &Record) -> Result<(), Broken> {
         let turn = turn_of(record)?;
         if let Some(running) = self.running() {
             let detail = format!("seq {} starts turn {turn} while turn {running} runs", record.seq);
@@ -341,129 +282,150 @@ impl TurnMachine {
             return Err(Invariant::OneTerminal.broken(detail));
         };
         self.queued.remove(place);
-        let agent = journal::agent_of(record).unwrap_or_else(|| self.agent.clone());
-        let mut running = Running::lost(turn, agent.clone());
-        if self.mode == Mode::Live {
-            running.runner = Runner::Alive;
-            out.push(Action::StartRunner { turn, agent });
-        }
-        self.running = Some(running);
+        self.forget_arrivals();
+        let (agent, deadline) = journal::start_of(&record.body).unwrap_or_else(|| (self.setup.agent.clone(), None));
+        // Starts of earlier versions have no deadline.
+        let deadline = deadline.unwrap_or(NO_DEADLINE);
+        self.running = Some(Running::found(record, turn, agent, deadline));
         if self.own == Some(Own::Start(turn)) {
             self.own = None;
         }
         Ok(())
     }
 
+    fn forget_arrivals(&mut self) {
+        if self.queued.is_empty() {
+            self.arrivals = None;
+        }
+    }
+
+    /// A turn that has ended already: it is run again.
+    fn superseded(&mut self, turn: Seq) {
+        if self.last == Some(turn) {
+            self.last = None;
+        }
+        self.regenerating = false;
+    }
+
     fn turn_ended(&mut self, record: &Record, out: &mut Vec<Action>) -> Result<(), Broken> {
         let turn = turn_of(record)?;
         match self.state(turn) {
-            TurnState::Running => {
-                let running = self.running.take();
-                if running.is_some_and(|running| running.runner == Runner::Alive) && self.mode == Mode::Live {
+            TurnState::Running | TurnState::Waiting => {
+                self.running = None;
+                let rolled_back = record.kind == RecordKind::TurnCancelled
+                    && journal::cancel_mode(&record.body) == Some(CancelMode::Rollback);
+                if !rolled_back {
+                    self.last = Some(turn);
+                }
+                if matches!(self.mode, Mode::Live(_)) {
                     out.push(Action::StopRunner { turn });
                 }
             }
-            TurnState::Queued => self.queued.retain(|queued| *queued != turn),
+            TurnState::Queued => {
+                self.queued.retain(|queued| *queued != turn);
+                self.leaving.remove(&turn);
+                self.forget_arrivals();
+            }
             TurnState::Closed => {
-                let detail = format!("seq {} ends turn {turn} again, or it never was open", record.seq);
+                let detail = format!("seq {} ends turn {turn} again, or it has no input", record.seq);
                 return Err(Invariant::OneTerminal.broken(detail));
             }
         }
-        if self.own == Some(Own::Failure(turn)) {
+        if matches!(self.own, Some(Own::Failure(own) | Own::Expiry(own)) if own == turn) {
             self.own = None;
         }
         Ok(())
     }
 
-    fn thawed(&mut self, out: &mut Vec<Action>) {
-        if self.mode == Mode::Live {
+    /// A record of a turn's journal.
+    fn progressed(&mut self, record: &Record) -> Result<(), Broken> {
+        let turn = turn_of(record)?;
+        let Some(running) = self.running.as_mut().filter(|running| running.turn == turn) else {
+            let detail = format!("seq {} is a {} of turn {turn}, which does not run", record.seq, record.kind);
+            return Err(Invariant::OneTerminal.broken(detail));
+        };
+        let broken = |what: &str| Err(Invariant::AwaitOnce.broken(format!("seq {} {what}", record.seq)));
+        match (record.kind, &running.awaiting) {
+            (RecordKind::AwaitResolved, Some(open)) => match journal::resolution_of(&record.body) {
+                Some((id, _)) if id == open.id => running.awaiting = None,
+                _ => return broken("resolves another await than the open one"),
+            },
+            (RecordKind::AwaitResolved, None) => return broken("resolves an await that is not open"),
+            (_, Some(_)) => return broken("goes on with a turn that waits"),
+            (RecordKind::AwaitOpened, None) => match journal::await_of(&record.body) {
+                Some(open) if open.id.turn() == turn => running.awaiting = Some(open),
+                _ => return broken("opens an await of another turn, or none"),
+            },
+            _ => {}
+        }
+        running.progressed(record);
+        if record.kind == RecordKind::AwaitResolved && self.own == Some(Own::Expiry(turn)) {
+            self.own = None;
+        }
+        Ok(())
+    }
+
+    fn thawed(&mut self, epoch: Epoch, out: &mut Vec<Action>) {
+        if self.mode != Mode::Replaying {
             return;
         }
-        self.mode = Mode::Live;
+        self.mode = Mode::Live(epoch);
         if self.is_idle() {
             // A due row may have outlived its reason; left there it would wake the conversation for ever.
             out.push(Action::Due(Due::Clear));
         }
+        if let Some(running) = self.running.as_mut().filter(|running| running.awaiting.is_none())
+            && running.lost_its_owner(epoch) == Counted::BySaving
+        {
+            out.push(Action::Save);
+        }
     }
 
-    fn append_refused(&mut self, now: Monotonic, drafts: &[Draft], retry: Option<Retry>) {
+    fn append_refused(&mut self, now: Now, drafts: &[Draft], retry: Option<Retry>) {
         for draft in drafts {
+            if draft.kind == RecordKind::Event && journal::regenerates(&draft.body).is_some() {
+                self.regenerating = false;
+            }
             let Some(turn) = draft.turn else { continue };
+            self.leaving.remove(&turn);
             if draft.kind.ends_turn()
                 && let Some(running) = self.running.as_mut().filter(|running| running.turn == turn)
             {
                 running.end = End::None;
+                if std::mem::take(&mut running.interrupting) {
+                    self.retry_at = Some(now.monotonic + retry.map_or(RETRY_AFTER, after));
+                }
             }
             let own = match draft.kind {
                 RecordKind::TurnStarted => Own::Start(turn),
                 RecordKind::TurnFailed => Own::Failure(turn),
+                RecordKind::AwaitResolved => Own::Expiry(turn),
                 _ => continue,
             };
             if self.own == Some(own) {
                 self.own = None;
-                self.retry_at =
-                    Some(now + retry.map_or(RETRY_AFTER, |directive| Duration::from_millis(directive.after_ms)));
+                self.retry_at = Some(now.monotonic + retry.map_or(RETRY_AFTER, after));
             }
         }
     }
 
-    fn runner_gone(&mut self, turn: Seq) {
-        if let Some(running) = self.running.as_mut().filter(|running| running.turn == turn)
-            && running.runner == Runner::Alive
-        {
-            running.runner = Runner::Gone(FailReason::AgentFailed);
-        }
-    }
-
-    /// The one place where the machine asks for appends of its own: the end of a turn that nobody runs, else the start
-    /// of the next.
-    fn append_what_is_missing(&mut self, now: Monotonic, out: &mut Vec<Action>) {
-        let waits = self.retry_at.is_some_and(|at| now < at);
-        if self.mode == Mode::Replaying || self.own.is_some() || waits {
-            return;
-        }
-        let draft = match &mut self.running {
-            Some(Running { turn, runner: Runner::Gone(reason), end: end @ End::None, .. }) => {
-                *end = End::Appending;
-                self.own = Some(Own::Failure(*turn));
-                journal::failed(*turn, *reason)
-            }
-            Some(_) => return,
-            None => {
-                let Some(&turn) = self.queued.front() else { return };
-                self.own = Some(Own::Start(turn));
-                journal::started(turn, &self.agent)
-            }
+    fn runner_gone(&mut self, turn: Seq, how: Gone) {
+        let Some(running) = self.running.as_mut().filter(|running| running.turn == turn) else { return };
+        running.runner = match (running.runner, how) {
+            // It was told to stop, and its turn has not ended: the cancel is on its way, or was refused.
+            (Runner::Stopping, _) | (Runner::Alive, Gone::Waiting) => Runner::Nobody,
+            (Runner::Alive, Gone::Over) => Runner::Failed(FailReason::AgentFailed),
+            (runner, _) => runner,
         };
-        self.retry_at = None;
-        out.push(Action::Append(vec![draft]));
     }
 }
 
-impl Running {
-    /// As it is found in the log: somebody started it, nobody here runs it.
-    fn lost(turn: Seq, agent: AgentName) -> Self {
-        Self { turn, agent, runner: Runner::Gone(FailReason::OwnerLost), end: End::None }
-    }
+fn after(directive: Retry) -> Duration {
+    Duration::from_millis(directive.after_ms)
 }
 
 fn turn_of(record: &Record) -> Result<Seq, Broken> {
     record.turn.ok_or_else(|| {
         Invariant::OneTerminal.broken(format!("seq {} is a {} that names no turn", record.seq, record.kind))
     })
-}
-
-/// What a runner may send: steps; or one end, last, with the answer before it exactly if it is `turn.completed`.
-fn check_shape(drafts: &[Draft]) -> Result<(), Refusal> {
-    let kinds: Vec<RecordKind> = drafts.iter().map(|draft| draft.kind).collect();
-    match kinds.as_slice() {
-        [RecordKind::StepCompleted | RecordKind::TurnFailed] | [RecordKind::Message, RecordKind::TurnCompleted] => {
-            Ok(())
-        }
-        _ => {
-            let names: Vec<&str> = kinds.iter().map(|kind| kind.as_str()).collect();
-            let detail = format!("kind: a runner may not append [{}] in one commit", names.join(", "));
-            Err(Refusal::new(Code::UnprocessableRequest, detail))
-        }
-    }
 }

@@ -1,77 +1,175 @@
-//! The machine against a small model of its owner and of the store.
+//! The machine against a small model of its owner, its runners and the store.
+
+mod asks;
+mod basics;
+mod policies;
+mod resuming;
+mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use proptest::prelude::*;
 use serde_json::json;
 
-use crate::body::Body;
+use crate::body::{Body, BodyHash};
+use crate::conversation::SecondMessage;
 use crate::ids::{Epoch, Seq, Subject};
 use crate::record::{Draft, Record, RecordKind};
-use crate::refusal::{Code, Retry};
+use crate::refusal::{Refusal, Retry};
 use crate::time::{Monotonic, Timestamp};
-use crate::turn::journal::{self, FailReason, StepResult};
-use crate::turn::{Action, Due, Input, QUEUE_MAX_INPUTS, StepId, TurnCheckpoint, TurnMachine, TurnState};
+use crate::turn::awaits::{AwaitId, OpenAwait};
+use crate::turn::cancel::{Cancel, CancelMode, CancelReason, Resolve};
+use crate::turn::journal;
+use crate::turn::machine::Rule;
+use crate::turn::replay::Replay;
+use crate::turn::result::StepResult;
+use crate::turn::{Action, Begin, Due, Gone, Input, NotDone, Now, Setup, StepId, TurnCheckpoint, TurnMachine};
+
+/// How long an await of the model stays open.
+const AWAIT: Duration = Duration::from_secs(100);
+/// How long a turn of the model may take.
+const TURN_TIME: Duration = Duration::from_secs(3600);
+
+/// A runner of this process.
+struct Run {
+    turn: Seq,
+    begin: Begin,
+    attempt: u32,
+    replay: Replay,
+    /// The steps that it sent to be appended.
+    sent: BTreeSet<StepId>,
+}
 
 /// An owner with a store in which one (sender, key) lands once. Performs what the machine asks for.
 struct Owner {
     machine: TurnMachine,
+    setup: Setup,
+    epoch: Epoch,
     log: Vec<Record>,
-    keys: BTreeSet<(Subject, String)>,
+    keys: BTreeMap<(Subject, String), BodyHash>,
     /// Groups that wait for the next batch.
     pending: Vec<Vec<Draft>>,
-    /// The turn that a runner of this process runs, with its last step.
-    runner: Option<(Seq, u32)>,
+    runner: Option<Run>,
+    /// A runner that was stopped and has not said that it is over.
+    stopped: Option<Run>,
     due: Due,
     saved: Option<TurnCheckpoint>,
-    now: Monotonic,
+    now: Now,
     inputs: u64,
+    /// What went wrong.
+    faults: Vec<String>,
+}
+
+fn setup(second_message: SecondMessage) -> Setup {
+    Setup { agent: "demo".parse().expect("valid"), time: TURN_TIME, second_message, merge: Duration::from_secs(1) }
+}
+
+fn input(key: &str) -> Draft {
+    let body = Body::of(&json!({ "text": key }));
+    Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
+}
+
+fn cancel(turn: Seq, mode: CancelMode) -> Cancel {
+    Cancel { turn, mode, by: "bob".parse().expect("valid"), reason: None }
+}
+
+fn resolve(id: &AwaitId, payload: u64) -> Resolve {
+    Resolve { id: id.clone(), payload: json!(payload), by: "bob".into() }
 }
 
 impl Owner {
     fn new() -> Self {
+        Self::with(SecondMessage::Queue, None)
+    }
+
+    fn with(second_message: SecondMessage, without: Option<Rule>) -> Self {
+        let setup = setup(second_message);
+        let mut machine = TurnMachine::new(setup.clone());
+        machine.without = without;
         let mut owner = Self {
-            machine: TurnMachine::new("demo".parse().expect("valid")),
+            machine,
+            setup,
+            epoch: Epoch(1),
             log: Vec::new(),
-            keys: BTreeSet::new(),
+            keys: BTreeMap::new(),
             pending: Vec::new(),
             runner: None,
+            stopped: None,
             due: Due::Clear,
             saved: None,
-            now: Monotonic(0),
+            now: Now::default(),
             inputs: 0,
+            faults: Vec::new(),
         };
-        owner.tell(Input::Thawed);
+        owner.tell(Input::Thawed(Epoch(1)));
         owner
+    }
+
+    fn require(&mut self, holds: bool, what: &str) {
+        if !holds {
+            self.faults.push(what.to_owned());
+        }
     }
 
     fn tell(&mut self, input: Input<'_>) {
         let mut actions = Vec::new();
-        self.machine.handle(self.now, input, &mut actions).expect("the log is sound");
+        if let Err(broken) = self.machine.handle(self.now, input, &mut actions) {
+            self.faults.push(broken.to_string());
+        }
         for action in actions {
-            match action {
-                Action::Append(drafts) => self.pending.push(drafts),
-                Action::StartRunner { turn, agent } => {
-                    assert_eq!(agent.as_str(), "demo");
-                    assert_eq!(self.runner, None, "one turn runs at a time");
-                    assert_eq!(self.ends(turn), 0, "no runner for a turn that has ended");
-                    assert_eq!(self.starts(turn), 1, "the start is committed before the runner runs");
-                    self.runner = Some((turn, 0));
-                }
-                Action::StopRunner { turn } => {
-                    if self.runner.is_some_and(|(running, _)| running == turn) {
-                        self.runner = None;
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Append(drafts) => self.pending.push(drafts),
+            Action::Save => self.checkpoint(),
+            Action::StartRunner(start) => {
+                let turn = start.turn;
+                self.require(self.runner.is_none(), "one turn runs at a time");
+                self.require(self.ends(turn) == 0, "no runner for a turn that has ended");
+                self.require(self.starts(turn) == 1, "the start is committed before the runner runs");
+                self.require(!self.waits(turn), "a turn that waits is not run (invariant 13)");
+                let mut replay = Replay::new(turn);
+                for record in &self.log {
+                    if let Err(broken) = replay.take(record) {
+                        self.faults.push(broken.to_string());
                     }
                 }
-                Action::Due(due) => self.due = due,
+                let is_first = start.begin == Begin::First;
+                self.require(
+                    !is_first || replay.is_empty(),
+                    "who begins anew would run completed steps again (invariant 9)",
+                );
+                self.runner =
+                    Some(Run { turn, begin: start.begin, attempt: start.attempt, replay, sent: BTreeSet::new() });
             }
+            Action::StopRunner { turn } => self.stop(turn),
+            Action::Interrupt { turn } => {
+                let reason = Some(CancelReason::Interrupted);
+                self.cancel(&Cancel { reason, ..cancel(turn, CancelMode::Keep) });
+            }
+            Action::Due(due) => self.due = due,
+        }
+    }
+
+    fn stop(&mut self, turn: Seq) {
+        if self.runner.as_ref().is_some_and(|run| run.turn == turn) {
+            self.stopped = self.runner.take();
         }
     }
 
     fn input(&mut self) {
-        self.inputs += 1;
-        let key = format!("k{}", self.inputs);
-        self.pending.push(vec![input(&key)]);
+        if self.machine.may_accept(self.inputs_on_their_way()).is_ok() {
+            self.inputs += 1;
+            let key = format!("k{}", self.inputs);
+            self.pending.push(vec![input(&key)]);
+        }
+    }
+
+    fn inputs_on_their_way(&self) -> usize {
+        self.pending.iter().flatten().filter(|draft| journal::is_input(draft.kind, &draft.sender)).count()
     }
 
     /// A client sends its last input once more; the dedup window has forgotten it, the store has not.
@@ -85,30 +183,46 @@ impl Owner {
     fn commit(&mut self) {
         let groups = std::mem::take(&mut self.pending);
         let due = self.machine.due_after(groups.iter().flatten());
-        let landed = self.land(&groups);
+        let (landed, refused) = self.land(&groups);
         if due != Due::Keep {
             self.due = due;
         }
         for record in landed {
             self.tell(Input::Committed(&record));
         }
+        for drafts in refused {
+            self.tell(Input::AppendRefused { drafts: &drafts, retry: None });
+        }
         self.tell(Input::DueWritten(due));
-        assert_eq!(self.due, self.machine.due(), "the due row says what is open");
+        let (row, should) = (self.due, self.machine.due());
+        self.require(row == should, &format!("the due row says what is open: {row:?}, {should:?}"));
     }
 
-    fn land(&mut self, groups: &[Vec<Draft>]) -> Vec<Record> {
-        let mut landed = Vec::new();
-        for draft in groups.iter().flatten() {
-            if !self.keys.insert((draft.sender.clone(), draft.client_msg_id.to_string())) {
-                assert!(!draft.sender.is_reserved(), "the machine and the runner never repeat what landed: {draft:?}");
-                continue;
+    /// What lands, and what is refused because its key was used with another body.
+    fn land(&mut self, groups: &[Vec<Draft>]) -> (Vec<Record>, Vec<Vec<Draft>>) {
+        let (mut landed, mut refused) = (Vec::new(), Vec::new());
+        for group in groups {
+            let mut reused = false;
+            for draft in group {
+                let key = (draft.sender.clone(), draft.client_msg_id.to_string());
+                if let Some(hash) = self.keys.get(&key) {
+                    reused |= *hash != draft.body_hash;
+                    let repeats = !draft.sender.is_reserved() || draft.kind == RecordKind::AwaitResolved;
+                    self.require(repeats, &format!("what landed is never repeated: {draft:?}"));
+                    continue;
+                }
+                self.keys.insert(key, draft.body_hash);
+                // Holes, as blocks and takeovers leave them.
+                let seq = Seq(self.log.last().map_or(0, |record| record.seq.0) + 1 + (self.log.len() as u64 % 3));
+                let room = "c".parse().expect("valid");
+                landed.push(Record::from_draft(room, seq, self.epoch, self.now.wall, draft.clone()));
+                self.log.extend(landed.last().cloned());
             }
-            // Holes, as blocks and takeovers leave them.
-            let seq = Seq(self.log.last().map_or(0, |record| record.seq.0) + 1 + (self.log.len() as u64 % 3));
-            landed.push(Record::from_draft("c".parse().expect("valid"), seq, Epoch(1), Timestamp(0), draft.clone()));
-            self.log.extend(landed.last().cloned());
+            if reused {
+                refused.push(group.clone());
+            }
         }
-        landed
+        (landed, refused)
     }
 
     /// The first group that waits is refused.
@@ -119,31 +233,127 @@ impl Owner {
         }
     }
 
-    fn runner_appends(&mut self, drafts: Vec<Draft>) {
-        if self.machine.admit(&drafts).is_ok() {
-            self.pending.push(drafts);
-        }
+    /// True if the runner's group is on its way.
+    fn runner_appends(&mut self, drafts: Vec<Draft>) -> Result<(), Refusal> {
+        self.machine.admit(&drafts)?;
+        self.pending.push(drafts);
+        Ok(())
+    }
+
+    /// The next model call that is not done yet.
+    fn next_step(&self) -> Option<(Seq, StepId)> {
+        self.next_step_of(self.runner.as_ref()?)
+    }
+
+    fn next_step_of(&self, run: &Run) -> Option<(Seq, StepId)> {
+        let key = |step: &StepId| format!("{}/{step}", run.turn);
+        let is_there = |step: &StepId| self.keys.contains_key(&(Subject::system(journal::STEP_SENDER), key(step)));
+        let is_done = |step: &StepId| run.replay.result(step).is_some() || (run.sent.contains(step) && is_there(step));
+        let step = (1..).map(StepId::model).find(|step| !is_done(step)).expect("numbers do not end");
+        // It waits for the outcome of what it sent.
+        let waits = self.pending.iter().flatten().any(|draft| draft.client_msg_id.as_str() == key(&step));
+        (!(waits && run.sent.contains(&step))).then_some((run.turn, step))
     }
 
     fn runner_steps(&mut self) {
-        if let Some((turn, step)) = &mut self.runner {
-            *step += 1;
-            let result = StepResult::Model { output: "x".to_owned() };
-            let draft = journal::step_completed(*turn, &StepId::model(*step), &result);
-            self.runner_appends(vec![draft]);
+        if let Some((turn, step)) = self.next_step() {
+            let draft = journal::step_completed(turn, &step, &StepResult::text("x"));
+            if self.runner_appends(vec![draft]).is_err() {
+                // It sees by the refusal that it is over.
+                self.runner_dies(Gone::Over);
+            } else if let Some(run) = &mut self.runner {
+                run.sent.insert(step);
+            }
         }
+    }
+
+    /// Opens an await; once that is committed the runner is over.
+    fn runner_waits(&mut self) {
+        self.runner_opens_an_await();
+        self.runner_dies(Gone::Waiting);
+    }
+
+    fn runner_opens_an_await(&mut self) {
+        let Some((turn, step)) = self.next_step() else { return };
+        let id = AwaitId::of(turn, &step);
+        if self.keys.contains_key(&(Subject::system(journal::AWAIT_SENDER), id.to_string())) {
+            return self.runner_steps();
+        }
+        let expires_at = Timestamp(self.now.wall.0 + i64::try_from(AWAIT.as_millis()).expect("small"));
+        let draft = journal::await_opened(turn, &OpenAwait { id, step, expires_at }, &json!({}), None);
+        if self.runner_appends(vec![draft]).is_ok() {
+            self.commit();
+        }
+    }
+
+    fn runner_joins(&mut self) -> usize {
+        let Some(turn) = self.runner.as_ref().map(|run| run.turn) else { return 0 };
+        let drafts = self.machine.admit_join(turn).unwrap_or_default();
+        let joining = drafts.len();
+        if joining > 0 {
+            self.pending.push(drafts);
+        }
+        joining
     }
 
     fn runner_ends(&mut self) {
-        if let Some((turn, _)) = self.runner {
+        if let Some(turn) = self.runner.as_ref().map(|run| run.turn) {
             let agent = "demo".parse().expect("valid");
-            self.runner_appends(vec![journal::answer(turn, &agent, "done"), journal::completed(turn)]);
+            let end = vec![journal::answer(turn, &agent, "done"), journal::completed(turn)];
+            if self.runner_appends(end).is_err() {
+                self.runner_dies(Gone::Over);
+            }
         }
     }
 
-    fn runner_dies(&mut self) {
-        if let Some((turn, _)) = self.runner.take() {
-            self.tell(Input::RunnerGone { turn });
+    fn runner_dies(&mut self, how: Gone) {
+        if let Some(run) = self.runner.take() {
+            self.tell(Input::RunnerGone { turn: run.turn, how });
+        }
+    }
+
+    /// A runner that was stopped, and does not know yet, asks for one more step.
+    fn stopped_steps(&mut self) {
+        let next = self.stopped.as_ref().and_then(|run| self.next_step_of(run));
+        if let Some((turn, step)) = next {
+            let draft = journal::step_completed(turn, &step, &StepResult::text("late"));
+            // A refusal is what it gets.
+            if self.runner_appends(vec![draft]).is_ok()
+                && let Some(run) = &mut self.stopped
+            {
+                run.sent.insert(step);
+            }
+        }
+    }
+
+    /// A runner that was stopped says that it is over.
+    fn stopped_is_gone(&mut self) {
+        if let Some(run) = self.stopped.take() {
+            self.tell(Input::RunnerGone { turn: run.turn, how: Gone::Over });
+        }
+    }
+
+    fn cancel(&mut self, ask: &Cancel) -> Option<NotDone> {
+        match self.machine.cancel(ask, Some("half")) {
+            Ok(drafts) => {
+                self.stop(ask.turn);
+                self.pending.push(drafts);
+                None
+            }
+            Err(not) => Some(not),
+        }
+    }
+
+    fn open_await(&self) -> Option<AwaitId> {
+        let opened = self.log.iter().rfind(|record| record.kind == RecordKind::AwaitOpened)?;
+        let id = journal::await_of(&opened.body)?.id;
+        self.waits(id.turn()).then_some(id)
+    }
+
+    fn resolve(&mut self, payload: u64) {
+        let Some(id) = self.open_await() else { return };
+        if let Ok(draft) = self.machine.resolve(&resolve(&id, payload)) {
+            self.pending.push(vec![draft]);
         }
     }
 
@@ -155,17 +365,19 @@ impl Owner {
             self.land(&groups);
             self.due = if due == Due::Keep { self.due } else { due };
         }
-        self.runner = None;
-        let agent = "demo".parse().expect("valid");
+        (self.runner, self.stopped) = (None, None);
+        let without = self.machine.without;
         self.machine = match self.saved.clone() {
-            Some(checkpoint) => TurnMachine::from_checkpoint(agent, checkpoint),
-            None => TurnMachine::new(agent),
+            Some(checkpoint) => TurnMachine::from_checkpoint(self.setup.clone(), checkpoint),
+            None => TurnMachine::new(self.setup.clone()),
         };
+        self.machine.without = without;
         for record in self.log.clone() {
             self.tell(Input::Committed(&record));
         }
-        assert!(self.pending.is_empty() && self.runner.is_none(), "nothing is done while replaying");
-        self.tell(Input::Thawed);
+        self.require(self.pending.is_empty() && self.runner.is_none(), "nothing is done while replaying");
+        self.epoch = Epoch(self.epoch.0 + 1);
+        self.tell(Input::Thawed(self.epoch));
     }
 
     fn checkpoint(&mut self) {
@@ -173,21 +385,71 @@ impl Owner {
         self.saved = Some(TurnCheckpoint::decode(&bytes).expect("as written"));
     }
 
-    fn tick(&mut self) {
-        self.now = self.now + std::time::Duration::from_secs(30);
+    fn pass(&mut self, time: Duration) {
+        self.now.monotonic = self.now.monotonic + time;
+        self.now.wall = Timestamp(self.now.wall.0 + i64::try_from(time.as_millis()).expect("small"));
         self.tell(Input::Tick);
+    }
+
+    fn tick(&mut self) {
+        self.pass(Duration::from_secs(30));
     }
 
     fn starts(&self, turn: Seq) -> usize {
         self.log.iter().filter(|record| record.kind == RecordKind::TurnStarted && record.turn == Some(turn)).count()
     }
 
+    /// Its own end, or that it joined another.
     fn ends(&self, turn: Seq) -> usize {
-        self.log.iter().filter(|record| record.kind.ends_turn() && record.turn == Some(turn)).count()
+        let ends = |record: &&Record| {
+            let is_end = record.kind.ends_turn() && record.turn == Some(turn);
+            is_end && (record.kind != RecordKind::TurnSuperseded || journal::joined_into(record).is_some())
+        };
+        self.log.iter().filter(ends).count()
+    }
+
+    /// Whether the log says that a turn waits.
+    fn waits(&self, turn: Seq) -> bool {
+        let of_turn = |record: &&Record| record.turn == Some(turn);
+        let last = self.log.iter().filter(of_turn).rfind(|record| {
+            matches!(record.kind, RecordKind::AwaitOpened | RecordKind::AwaitResolved) || record.kind.ends_turn()
+        });
+        last.is_some_and(|record| record.kind == RecordKind::AwaitOpened)
     }
 
     fn kinds(&self) -> Vec<&'static str> {
         self.log.iter().map(|record| record.kind.as_str()).collect()
+    }
+
+    /// The first input's turn runs.
+    fn running() -> Self {
+        let mut owner = Self::new();
+        owner.begin();
+        owner
+    }
+
+    fn begin(&mut self) {
+        self.input();
+        self.commit();
+        self.commit();
+        assert!(self.runner.is_some(), "it runs");
+    }
+
+    fn first(&self) -> Seq {
+        self.log[0].seq
+    }
+
+    fn last_body(&self) -> &str {
+        self.log.last().map_or("", |record| record.body.as_str())
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // A walk looks at them itself and takes them.
+        if !std::thread::panicking() {
+            assert_eq!(self.faults, Vec::<String>::new());
+        }
     }
 }
 
@@ -197,292 +459,39 @@ enum Unheard {
     Landed,
 }
 
-fn input(key: &str) -> Draft {
-    let body = Body::of(&json!({ "text": key }));
-    Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
-}
-
-#[test]
-fn a_turn_runs_from_its_input_to_its_end_and_the_next_waits_for_it() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    assert_eq!(owner.due, Due::Input);
-    assert_eq!(owner.runner, None, "the start is not committed yet");
-    owner.commit();
-    assert_eq!(owner.due, Due::Turn);
-    let turn = owner.log[0].seq;
-    assert_eq!(owner.runner, Some((turn, 0)));
-    owner.input();
-    owner.runner_steps();
-    owner.commit();
-    assert_eq!(owner.machine.state(owner.log[2].seq), TurnState::Queued);
-    owner.runner_ends();
-    owner.commit();
-    assert_eq!(owner.due, Due::Input, "the second input is next");
-    owner.commit();
-    assert_eq!(owner.machine.state(turn), TurnState::Closed);
-    let expected =
-        ["message", "turn.started", "message", "step.completed", "message", "turn.completed", "turn.started"];
-    assert_eq!(owner.kinds(), expected);
-    owner.runner_ends();
-    owner.commit();
-    assert_eq!((owner.due, owner.machine.is_idle()), (Due::Clear, true));
-}
-
-#[test]
-fn a_turn_whose_owner_went_away_fails_and_the_queue_goes_on() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    owner.input();
-    owner.commit();
-    owner.crash(Unheard::Lost);
-    owner.commit();
-    let end = owner.log.last().expect("the end");
-    assert_eq!((end.kind, end.turn), (RecordKind::TurnFailed, Some(owner.log[0].seq)));
-    assert_eq!(end.body.as_str(), r#"{"reason":"owner_lost"}"#);
-    owner.commit();
-    assert_eq!(owner.runner.map(|(turn, _)| turn), Some(owner.log[2].seq), "the second input's turn runs");
-}
-
-#[test]
-fn an_input_without_a_start_starts_after_a_thaw() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.crash(Unheard::Lost);
-    owner.commit();
-    assert_eq!(owner.runner, Some((owner.log[0].seq, 0)));
-    assert_eq!(owner.kinds(), ["message", "turn.started"]);
-}
-
-#[test]
-fn thawing_with_nothing_open_removes_a_due_row_that_outlived_its_reason() {
-    let mut owner = Owner::new();
-    owner.due = Due::Input;
-    owner.crash(Unheard::Lost);
-    assert_eq!(owner.due, Due::Clear);
-}
-
-#[test]
-fn a_refused_start_is_tried_again_not_before_the_directive_says() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.refuse(Some(Retry { after_ms: 250, budget_ms: 20_000 }));
-    owner.now = Monotonic(249_999_999);
-    owner.tell(Input::Tick);
-    assert!(owner.pending.is_empty());
-    owner.now = Monotonic(250_000_000);
-    owner.tell(Input::Tick);
-    assert_eq!(owner.pending.len(), 1);
-    owner.tell(Input::Tick);
-    assert_eq!(owner.pending.len(), 1, "one is outstanding");
-}
-
-#[test]
-fn an_end_on_its_way_closes_the_turn_for_what_follows() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    let turn = owner.log[0].seq;
-    owner.runner_ends();
-    let failure = [journal::failed(turn, FailReason::AppendRefused)];
-    let refusal = owner.machine.admit(&failure).expect_err("an end is on its way");
-    assert_eq!((refusal.code, refusal.retry), (Code::Conflict, None));
-    owner.runner_dies();
-    assert_eq!(owner.pending.len(), 1, "the machine adds no end of its own");
-    owner.refuse(None);
-    assert_eq!(owner.pending.len(), 1, "now it must, since nobody else will");
-    owner.commit();
-    assert_eq!(owner.log.last().map(|end| end.body.as_str()), Some(r#"{"reason":"agent_failed"}"#));
-    assert!(owner.machine.admit(&failure).is_err(), "it has ended");
-}
-
-#[test]
-fn an_input_whose_turn_is_cancelled_while_it_waits_never_starts() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    owner.input();
-    owner.commit();
-    let waits = owner.log[2].seq;
-    let cancelled = Draft { kind: RecordKind::TurnCancelled, ..journal::completed(waits) };
-    assert_eq!(owner.machine.due_after([&cancelled]), Due::Turn);
-    owner.pending.push(vec![cancelled]);
-    owner.commit();
-    owner.runner_ends();
-    owner.commit();
-    assert_eq!((owner.machine.is_idle(), owner.due, owner.runner), (true, Due::Clear, None));
-    let superseded = Draft {
-        kind: RecordKind::TurnSuperseded,
-        sender: Subject::system("@supersede"),
-        ..journal::completed(owner.log[0].seq)
-    };
-    owner.pending.push(vec![superseded]);
-    owner.commit();
-    assert!(owner.machine.is_idle(), "a turn may be superseded after it has ended");
-}
-
-#[test]
-fn what_is_written_beside_the_turns_changes_no_due_row() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    let turn = owner.log[0].seq;
-    let step = journal::step_completed(turn, &StepId::model(1), &StepResult::Model { output: String::new() });
-    assert_eq!(owner.machine.due_after([&step]), Due::Keep);
-    let end = [journal::answer(turn, &"demo".parse().expect("valid"), "hi"), journal::completed(turn)];
-    assert_eq!(owner.machine.due_after(&end), Due::Clear);
-    assert_eq!(owner.machine.due_after(end.iter().chain([&input("k")])), Due::Input);
-}
-
-#[test]
-fn a_runner_may_append_steps_and_ends_only() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    let (turn, agent) = (owner.log[0].seq, "demo".parse().expect("valid"));
-    let answer = journal::answer(turn, &agent, "hi");
-    let refused: [&[Draft]; 5] = [
-        &[],
-        std::slice::from_ref(&answer),
-        &[journal::completed(turn)],
-        &[journal::completed(turn), answer.clone()],
-        &[journal::started(turn, &agent)],
-    ];
-    for drafts in refused {
-        let refusal = owner.machine.admit(drafts).expect_err("must be refused");
-        assert_eq!(refusal.code, Code::UnprocessableRequest, "{refusal}");
-    }
-    let other = [journal::completed(Seq(turn.0 + 1))];
-    assert_eq!(owner.machine.admit(&other).expect_err("not running").code, Code::Conflict);
-    assert_eq!(owner.machine.admit(&[answer, journal::completed(turn)]), Ok(()));
-}
-
-#[test]
-fn a_full_queue_refuses_with_a_directive() {
-    let mut owner = Owner::new();
-    for _ in 0..=QUEUE_MAX_INPUTS {
-        assert_eq!(owner.machine.may_accept(), Ok(()));
-        owner.input();
-        owner.commit();
-    }
-    let refusal = owner.machine.may_accept().expect_err("full");
-    assert_eq!((refusal.code, refusal.retry.is_some()), (Code::Overloaded, true));
-}
-
-#[test]
-fn a_log_with_a_second_start_or_end_stops_the_owner() {
-    let mut owner = Owner::new();
-    owner.input();
-    owner.commit();
-    owner.commit();
-    owner.runner_ends();
-    owner.commit();
-    let (turn, agent) = (owner.log[0].seq, "demo".parse().expect("valid"));
-    let step = journal::step_completed(turn, &StepId::model(1), &StepResult::Model { output: String::new() });
-    let bad = [
-        journal::started(turn, &agent),
-        journal::failed(turn, FailReason::AgentFailed),
-        journal::started(Seq(90), &agent),
-        step,
-        Draft { turn: None, ..journal::completed(turn) },
-    ];
-    for draft in bad {
-        let mut machine = owner.machine.clone();
-        let record = Record::from_draft("c".parse().expect("valid"), Seq(99), Epoch(1), Timestamp(0), draft);
-        let broken = machine.handle(Monotonic(0), Input::Committed(&record), &mut Vec::new());
-        assert!(broken.expect_err("must be noticed").to_string().starts_with("invariant 10 is broken"));
-    }
-}
-
-#[derive(Debug, Clone)]
-enum Event {
-    Input,
-    InputAgain,
-    Commit,
-    Refuse,
-    RefuseForGood,
-    Again(usize),
-    Step,
-    End,
-    Die,
-    Checkpoint,
-    CrashLost,
-    CrashLanded,
-    Tick,
-}
-
-fn events() -> impl Strategy<Value = Vec<Event>> {
-    let event = prop_oneof![
-        4 => Just(Event::Input),
-        1 => Just(Event::InputAgain),
-        8 => Just(Event::Commit),
-        1 => Just(Event::Refuse),
-        1 => Just(Event::RefuseForGood),
-        2 => any::<usize>().prop_map(Event::Again),
-        3 => Just(Event::Step),
-        4 => Just(Event::End),
-        1 => Just(Event::Die),
-        1 => Just(Event::Checkpoint),
-        1 => Just(Event::CrashLost),
-        1 => Just(Event::CrashLanded),
-        2 => Just(Event::Tick),
-    ];
-    proptest::collection::vec(event, 0..120)
-}
-
-fn perform(owner: &mut Owner, event: &Event) {
-    match event {
-        Event::Input => owner.input(),
-        Event::InputAgain => owner.input_again(),
-        Event::Commit => owner.commit(),
-        Event::Refuse => owner.refuse(Some(Retry::SOON)),
-        Event::RefuseForGood => owner.refuse(None),
-        Event::Again(which) => {
-            if !owner.log.is_empty() {
-                let record = owner.log[which % owner.log.len()].clone();
-                owner.tell(Input::Committed(&record));
+/// What the final log must not hold, whatever happened.
+fn judge(log: &[Record]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let (mut closed, mut waiting): (BTreeSet<Seq>, Option<AwaitId>) = Default::default();
+    for record in log {
+        let Some(turn) = record.turn else { continue };
+        let is_agents = record.kind == RecordKind::Message;
+        if closed.contains(&turn) && (crate::turn::budget::is_journal(record.kind) || is_agents) {
+            faults.push(format!("{} of turn {turn} after its end (invariants 10 and 14)", record.kind));
+        }
+        match record.kind {
+            RecordKind::AwaitOpened => waiting = journal::await_of(&record.body).map(|open| open.id),
+            RecordKind::AwaitResolved => {
+                let id = journal::resolution_of(&record.body).map(|(id, _)| id);
+                if id.is_none() || waiting.take() != id {
+                    faults.push(format!("seq {} resolves what is not open (invariant 13)", record.seq));
+                }
             }
+            RecordKind::StepCompleted if waiting.is_some() => {
+                faults.push(format!("seq {} is a step of a turn that waits (invariant 13)", record.seq));
+            }
+            kind if kind.ends_turn() => {
+                closed.insert(turn);
+                if waiting.as_ref().is_some_and(|open| open.turn() == turn) {
+                    waiting = None;
+                }
+            }
+            _ => {}
         }
-        Event::Step => owner.runner_steps(),
-        Event::End => owner.runner_ends(),
-        Event::Die => owner.runner_dies(),
-        Event::Checkpoint => owner.checkpoint(),
-        Event::CrashLost => owner.crash(Unheard::Lost),
-        Event::CrashLanded => owner.crash(Unheard::Landed),
-        Event::Tick => owner.tick(),
     }
+    faults
 }
 
-proptest! {
-    #[test]
-    fn every_input_gets_one_start_and_one_end_whatever_happens(events in events()) {
-        let mut owner = Owner::new();
-        for event in &events {
-            perform(&mut owner, event);
-        }
-        // From here on nothing goes wrong any more: all that is open must come to its end.
-        for _ in 0..4 * (events.len() + 2) {
-            owner.tick();
-            owner.runner_ends();
-            owner.commit();
-        }
-        prop_assert!(owner.machine.is_idle());
-        prop_assert_eq!(owner.due, Due::Clear);
-        let mut counts: BTreeMap<Seq, (usize, usize)> = BTreeMap::new();
-        for record in owner.log.iter().filter(|record| journal::is_input(record.kind, &record.sender)) {
-            counts.insert(record.seq, (owner.starts(record.seq), owner.ends(record.seq)));
-        }
-        prop_assert!(counts.values().all(|count| *count == (1, 1)), "{:?}", counts);
-        let starts = owner.log.iter().filter(|record| record.kind == RecordKind::TurnStarted).count();
-        prop_assert_eq!(starts, counts.len(), "no start without an input");
-    }
+fn monotonic(nanos: u64) -> Monotonic {
+    Monotonic(nanos)
 }

@@ -11,7 +11,7 @@ use crate::auth::secret::{Mode, SigningKey};
 use crate::hub::HubLimits;
 use crate::link::{LinkKey, LinkLimits, LinkTlsFiles};
 use crate::node::OwnerLimits;
-use crate::turn::agents::{AgentConfig, Agents, InvalidAgents};
+use crate::turn::agents::{AgentConfig, AgentLimits, Agents, InvalidAgents};
 
 impl Config {
     /// Of ownership.
@@ -113,8 +113,12 @@ impl Config {
     /// # Errors
     /// When there are too many; [`Config::check`] has ruled out the rest.
     pub fn agents(&self) -> Result<Agents, InvalidAgents> {
-        let entry = |agent: &super::Agent| match agent.kind {
-            AgentKind::Demo => AgentConfig::Demo { pace_ms: Some(agent.pace_ms) },
+        let entry = |agent: &super::Agent| {
+            let config = match agent.kind {
+                AgentKind::Demo => AgentConfig::Demo { pace_ms: Some(agent.pace_ms) },
+            };
+            let turn_time = Duration::from_secs(agent.turn_time_s);
+            (config, AgentLimits { turn_time, tokens: (agent.turn_tokens > 0).then_some(agent.turn_tokens) })
         };
         let table: BTreeMap<_, _> = self.agents.0.iter().map(|(name, agent)| (name.clone(), entry(agent))).collect();
         Agents::from_config(&table)
@@ -142,5 +146,7 @@ mod tests {
         assert_eq!(Duration::from_millis(demo.pace_ms.into()), turn::demo::DEFAULT_PACE);
         let agents = config.agents().expect("valid");
         assert_eq!(agents.names().map(|name| name.as_str()).collect::<Vec<_>>(), ["demo"]);
+        let limits = agents.limits(&"demo".parse().expect("a name"));
+        assert_eq!(limits, AgentLimits::default());
     }
 }

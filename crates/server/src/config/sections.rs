@@ -310,6 +310,10 @@ section! {
         kind: AgentKind = AgentKind::Demo, Text("demo");
         /// Milliseconds between two words of the demo agent's answer.
         pace_ms: u16 = 120, Range(20, 2_000);
+        /// Seconds after which a turn fails that has not ended, waiting included.
+        turn_time_s: u64 = 86_400, Range(1, 2_592_000);
+        /// Tokens of a turn's model calls after which it makes no further one; 0: any number.
+        turn_tokens: u64 = 0, Range(0, 1_000_000_000_000);
     }
 }
 

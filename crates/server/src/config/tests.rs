@@ -65,7 +65,7 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
         ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\""),
         (
             "[agents.demo]\nspeed = 1\n",
-            "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, pace_ms",
+            "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, pace_ms, turn_time_s, turn_tokens",
         ),
         (
             "[limits]\nmessage_bytes = 'big'\n",

@@ -242,10 +242,11 @@ pub(super) async fn patch(
             return Err(Refusal::new(Code::UnprocessableRequest, detail).into());
         }
     }
-    let patch = ConversationPatch { title, agent: agent.clone(), settings };
+    let changes_turns = agent.is_some() || settings.is_some();
+    let patch = ConversationPatch { title, agent, settings };
     let info = store.patch_conversation(&conversation, &patch).await?.ok_or_else(|| not_found(&conversation))?;
-    if let Some(agent) = agent {
-        gateway.router().set_agent(&conversation, agent).await;
+    if changes_turns {
+        gateway.router().read_again(&conversation).await;
     }
     gateway.people().changed(&conversation);
     gateway.notices().tell(&Notice::ConversationChanged { conversation: conversation.id.clone() });

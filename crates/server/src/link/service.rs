@@ -41,11 +41,12 @@ impl Service for NodeService {
                 let conversation = conversation.into();
                 Response::Appended(self.router.append_within(&conversation, drafts, hops, ON_BEHALF).await)
             }
-            Request::SetAgent { conversation, agent } => {
-                if let Some(owner) = self.router.active(&conversation.into()) {
-                    owner.set_agent(agent);
-                }
+            Request::ReadAgain { conversation } => {
+                self.router.read_again_here(&conversation.into()).await;
                 Response::Heard
+            }
+            Request::Turn { conversation, ask, hops } => {
+                Response::Appended(self.router.turn_within(&conversation.into(), ask, hops, ON_BEHALF).await)
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
             Request::HandOff(handed) => {

@@ -18,13 +18,15 @@ mod turns;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use conch_core::conversation::ConversationKind;
+use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::ids::{AgentName, ConvRef, Epoch, Generation, Incarnation, LogId, Region, Seq};
 use conch_core::presence::merge::FollowerId;
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Reign};
 use conch_core::time::Monotonic;
+use conch_core::turn::Gone;
+use conch_core::turn::cancel::TurnAsk;
 use conch_core::turn::live::LiveEvent;
 use conch_store::{Armed, ConversationInfo};
 use tokio::sync::{mpsc, oneshot};
@@ -47,11 +49,15 @@ pub(crate) enum Command {
     /// Append these for a turn, if it is still the runner's.
     RunnerAppend { drafts: Vec<Draft>, reply: Reply },
     /// A turn's runner is done, one way or another.
-    RunnerGone { turn: Seq },
+    RunnerGone { turn: Seq, how: Gone },
+    /// Inputs that wait may join the turn; its runner asks for them.
+    Join { turn: Seq, reply: oneshot::Sender<Result<Vec<Seq>, Refusal>> },
+    /// Do this with the conversation's turns.
+    Turn { ask: TurnAsk, reply: Reply },
     /// Show a live event of a turn.
     Live(LiveEvent),
-    /// Turns that start from now on are this agent's.
-    SetAgent(AgentName),
+    /// Turns are run by this agent and by these settings from now on.
+    SetUp { agent: AgentName, settings: Settings },
     /// A follower tells something.
     Report(FollowerId, FollowerReport),
     /// Who is present over all gateways? For reads.
@@ -92,6 +98,8 @@ pub(crate) struct Tenure {
     pub kind: ConversationKind,
     /// Who answers; only in a session.
     pub agent: Option<AgentName>,
+    /// How its turns are run.
+    pub settings: Settings,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
 }
@@ -106,7 +114,8 @@ impl Tenure {
             reserved_to: Seq(armed.first_seq.0 - 1),
         };
         let (kind, agent, regions) = (info.kind, info.agent.clone(), info.regions.as_slice().into());
-        Self { conversation, reign, generation: armed.generation, log, kind, agent, regions }
+        let settings = info.settings.clone();
+        Self { conversation, reign, generation: armed.generation, log, kind, agent, settings, regions }
     }
 
     /// What its next owner is told, who holds it as `armed`.
@@ -225,9 +234,20 @@ impl OwnerHandle {
         present.await.ok()?
     }
 
-    /// Turns that start from now on are this agent's. An owner that is too busy or gone reads it when it thaws.
-    pub fn set_agent(&self, agent: AgentName) {
-        let _ = self.commands.try_send(Command::SetAgent(agent));
+    /// Asks something of the conversation's turns, and waits for the outcome. Dropping the future does not take it back.
+    ///
+    /// # Errors
+    /// The owner's refusal, or one with a directive when the owner is gone.
+    pub async fn turn(&self, ask: TurnAsk) -> Result<Vec<Receipt>, Refusal> {
+        let (answer, outcome) = oneshot::channel();
+        let reply: Reply = Box::new(move |result| drop(answer.send(result)));
+        self.ask(Command::Turn { ask, reply }).await?;
+        outcome.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    /// Turns are run in this way from now on. An owner that is too busy or gone reads it when it thaws.
+    pub(crate) fn set_up(&self, agent: AgentName, settings: Settings) {
+        let _ = self.commands.try_send(Command::SetUp { agent, settings });
     }
 
     /// Asks the owner to pass its lease on. `None`: it did not, and either stays or ended in another way.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::{Incarnation, Seq};
+use conch_core::ids::{ConvRef, Incarnation, Seq};
 use conch_core::invariant::Broken;
 use conch_core::presence::merge::{FollowerId, Heard, Merged};
 use conch_core::record::Record;
@@ -32,6 +32,7 @@ use crate::link::Handed;
 use crate::metrics::{EndedTurn, Queue};
 use crate::rules::Rule;
 
+mod asks;
 mod followers;
 mod leaving;
 mod sessions;
@@ -81,6 +82,8 @@ struct Owner {
     turns: Option<Turns>,
     /// What the turn machine has asked for and the owner has not done yet.
     turn_actions: VecDeque<turn::Action>,
+    /// When the turn machine wants to be told of the time.
+    turns_timer: Option<(Monotonic, BoxFuture<'static, ()>)>,
     /// The due row's change in the batch under way.
     due: Due,
     /// A batch that waits for one that changes the due row alone.
@@ -102,6 +105,7 @@ enum Wake {
     Command(Option<Command>),
     Outcome(AppendOutcome),
     PresenceDue,
+    TurnsDue,
     Tick,
 }
 
@@ -133,6 +137,7 @@ impl Owner {
             handing: None,
             turns: None,
             turn_actions: VecDeque::new(),
+            turns_timer: None,
             due: Due::Keep,
             next_commit: None,
             due_alone: false,
@@ -157,9 +162,11 @@ impl Owner {
                 Wake::Command(None) => self.inbox.close(),
                 Wake::Outcome(outcome) => self.outcome(outcome),
                 Wake::PresenceDue => self.show_presence(),
+                Wake::TurnsDue => self.turns_are_due(),
                 Wake::Tick => self.tick(),
             }
             self.perform_turn_actions();
+            self.set_turns_timer();
             if self.halted {
                 return self.ended();
             }
@@ -173,7 +180,8 @@ impl Owner {
                     return self.hand_off(handing).await;
                 }
                 if self.may_hibernate() {
-                    return self.hibernate().await;
+                    // Who keeps a lease hides its due row from the others, and nobody would see that a wait is over.
+                    return if self.waits() { self.release().await } else { self.hibernate().await };
                 }
             }
         }
@@ -182,7 +190,7 @@ impl Owner {
     /// Nothing more is taken from the inbox: what is there waits, and is refused with a directive once the lease is gone, so
     /// that it follows the lease. A turn may delay a hand-over, never a release.
     fn is_leaving(&self) -> bool {
-        let in_a_turn = || self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle());
+        let in_a_turn = || self.turns.as_ref().is_some_and(|turns| !turns.machine.is_at_rest());
         let now = self.charge.node.seams.now();
         !self.releasing.is_empty() || self.handing.as_ref().is_some_and(|handing| now >= handing.by || !in_a_turn())
     }
@@ -205,6 +213,12 @@ impl Owner {
                 None => std::future::pending().await,
             }
         };
+        let turns_due = async {
+            match &mut self.turns_timer {
+                Some((_, due)) => due.await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             outcome = flight => Wake::Outcome(outcome),
@@ -212,6 +226,7 @@ impl Owner {
                 Wake::Command(command)
             }
             () = presence_due => Wake::PresenceDue,
+            () = turns_due => Wake::TurnsDue,
             () = &mut self.tick => Wake::Tick,
         }
     }
@@ -219,24 +234,13 @@ impl Owner {
     fn command(&mut self, command: Command) {
         self.last_use = self.charge.node.seams.now();
         match command {
-            Command::Append { drafts, reply } => match self.may_accept(&drafts) {
-                Ok(()) => {
-                    let ticket = self.ticket(reply);
-                    self.step(Input::Append(ticket, drafts));
-                }
-                Err(refusal) => {
-                    self.count_overload(&refusal, Queue::Turns);
-                    self.refuse_unless_there(drafts, reply, refusal);
-                }
-            },
+            Command::Append { drafts, reply } => self.append(drafts, reply),
             Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),
-            Command::RunnerGone { turn } => self.tell_turns(turn::Input::RunnerGone { turn }),
+            Command::RunnerGone { turn, how } => self.runner_gone(turn, how),
+            Command::Join { turn, reply } => self.join(turn, reply),
+            Command::Turn { ask, reply } => self.turn_ask(ask, reply),
             Command::Live(event) => self.live(event),
-            Command::SetAgent(agent) => {
-                if let Some(turns) = &mut self.turns {
-                    turns.machine.set_agent(agent);
-                }
-            }
+            Command::SetUp { agent, settings } => self.set_up(agent, settings),
             Command::Follow { reply } => {
                 // A follower that went away needs no answer.
                 let _ = reply.send(self.follow());
@@ -342,11 +346,8 @@ impl Owner {
     }
 
     fn settle(&mut self, ticket: Ticket, result: Result<Vec<Receipt>, Refusal>) {
-        let own = self.turns.as_mut().and_then(|turns| turns.own.remove(&ticket));
-        if let (Some(drafts), Err(refusal)) = (own, &result) {
-            self.tell_turns(turn::Input::AppendRefused { drafts: &drafts, retry: refusal.retry });
-        }
-        if let Some(reply) = self.replies.remove(&ticket) {
+        let reply = self.replies.remove(&ticket);
+        if let Some(reply) = self.settle_turns(ticket, reply, &result) {
             reply(result);
         }
     }
@@ -365,7 +366,7 @@ impl Owner {
             prev: request.prev,
             hi: request.hi,
             reserve: request.reserve,
-            due: due_change(self.due),
+            due: due_change(self.due, self.charge.node.seams.clock.wall()),
             records: request.records,
         };
         let (answer, outcome) = oneshot::channel();

@@ -3,26 +3,27 @@
 //! Deliberately absent: any state of its own beyond the machine's, which is in the log. When the owner goes, the runner
 //! is stopped, and the next owner finds in the log what there is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conch_core::body::Body;
-use conch_core::ids::{AgentName, ConvRef, Epoch, Seq};
-use conch_core::record::{Draft, Record};
+use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Seq, Subject};
+use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal};
-use conch_core::sequencer::Ticket;
+use conch_core::sequencer::{Receipt, Ticket};
+use conch_core::time::Timestamp;
 use conch_core::turn::live::{LiveEvent, LiveView};
-use conch_core::turn::{Due, TurnCheckpoint, TurnMachine};
+use conch_core::turn::{Due, Gone, Now, Setup, StartRunner, TurnCheckpoint, TurnMachine};
 use conch_store::{Checkpoint, Direction, DueChange, DueWhy, RangeQuery, Store, StoreError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{Command, moved, store_refusal};
+use super::{Command, Reply, moved, store_refusal};
 use crate::metrics::LiveTurn;
 use crate::node::Node;
 use crate::turn::agents::Agents;
-use crate::turn::runner::{self, FIRST_ATTEMPT, Signal, TurnPort, TurnRun};
+use crate::turn::port::{Records, Signal, TurnPort, TurnRun};
+use crate::turn::runner::{self, RunOutcome};
 
 /// Records of one read while thawing.
 const THAW_PAGE: usize = 500;
@@ -31,26 +32,43 @@ const THAW_PAGE: usize = 500;
 pub(super) struct Turns {
     pub(super) machine: TurnMachine,
     pub(super) view: LiveView,
-    /// Drafts of the appends under way that the machine or its runner asked for.
+    /// Drafts of the appends under way that the machine is told of if they are refused.
     pub(super) own: BTreeMap<Ticket, Vec<Draft>>,
+    /// The inputs under way, by their keys.
+    pub(super) inputs: BTreeMap<Ticket, (Subject, ClientMsgId)>,
+    /// The turns that appends under way cancel.
+    pub(super) cancels: BTreeMap<Ticket, Seq>,
+    /// Answers to cancels that wait for the end of what ran.
+    parked: Vec<(Seq, Reply, Result<Vec<Receipt>, Refusal>)>,
     runner: Option<(Seq, watch::Sender<Signal>)>,
+    /// Runners that were told to stop and are not over yet.
+    stopping: BTreeSet<Seq>,
     checkpoint_version: u64,
 }
 
 impl Turns {
-    /// Folds a session's log: its checkpoint, then what came after it.
-    pub(super) async fn thaw(store: &dyn Store, conversation: &ConvRef, agent: AgentName) -> Result<Self, StoreError> {
-        let damaged = |detail: String| StoreError::Damaged(format!("conversation {}: {detail}", conversation.id));
+    /// Folds a session's log: its checkpoint, then what came after it; all of it where there is no checkpoint that can be
+    /// read.
+    pub(super) async fn thaw(
+        store: &dyn Store,
+        conversation: &ConvRef,
+        setup: Setup,
+        now: Now,
+    ) -> Result<Self, StoreError> {
         let checkpoint = store.checkpoint(conversation).await?;
         let checkpoint_version = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.version);
-        let mut machine = match &checkpoint {
-            Some(checkpoint) => {
-                let state = TurnCheckpoint::decode(&checkpoint.state).map_err(|error| damaged(error.to_string()))?;
-                TurnMachine::from_checkpoint(agent, state)
+        let state = checkpoint.and_then(|checkpoint| match TurnCheckpoint::decode(&checkpoint.state) {
+            Ok(state) => Some(state),
+            Err(error) => {
+                tracing::info!(conversation = %conversation.id, %error, "the whole log is folded");
+                None
             }
-            None => TurnMachine::new(agent),
+        });
+        let mut after = state.as_ref().map_or(Seq(0), |state| state.at_seq);
+        let mut machine = match state {
+            Some(state) => TurnMachine::from_checkpoint(setup, state),
+            None => TurnMachine::new(setup),
         };
-        let mut after = checkpoint.map_or(Seq(0), |checkpoint| checkpoint.at_seq);
         loop {
             let query = RangeQuery {
                 conversation: conversation.clone(),
@@ -61,15 +79,39 @@ impl Turns {
             let Some(page) = store.range(&query).await? else { break };
             for record in &page.records {
                 let input = conch_core::turn::Input::Committed(record);
-                let handled = machine.handle(conch_core::time::Monotonic(0), input, &mut Vec::new());
-                handled.map_err(|broken| damaged(broken.to_string()))?;
+                let handled = machine.handle(now, input, &mut Vec::new());
+                handled.map_err(|broken| StoreError::Damaged(format!("conversation {}: {broken}", conversation.id)))?;
                 after = record.seq;
             }
             if !page.more {
                 break;
             }
         }
-        Ok(Self { machine, view: LiveView::default(), own: BTreeMap::new(), runner: None, checkpoint_version })
+        Ok(Self {
+            machine,
+            view: LiveView::default(),
+            own: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+            cancels: BTreeMap::new(),
+            parked: Vec::new(),
+            runner: None,
+            stopping: BTreeSet::new(),
+            checkpoint_version,
+        })
+    }
+
+    /// May this input be appended? One that is under way already is the same one.
+    pub(super) fn may_accept(&self, draft: &Draft) -> Result<(), Refusal> {
+        let is_same = |(sender, key): &(Subject, ClientMsgId)| *sender == draft.sender && *key == draft.client_msg_id;
+        if self.inputs.values().any(is_same) { Ok(()) } else { self.machine.may_accept(self.inputs.len()) }
+    }
+
+    /// The text of a turn that is shown.
+    pub(super) fn partial(&self, turn: Seq) -> Option<Arc<str>> {
+        match self.view.snapshot() {
+            Some(LiveEvent::Snapshot(piece)) if piece.turn == turn => Some(piece.text),
+            _ => None,
+        }
     }
 
     /// The due row that goes with a commit of these drafts.
@@ -78,11 +120,12 @@ impl Turns {
     }
 
     /// Starts the work on a turn.
-    pub(super) fn start_runner(&mut self, node: &Node, agents: &Arc<Agents>, port: OwnerPort, agent: AgentName) {
+    pub(super) fn start_runner(&mut self, node: &Node, agents: &Arc<Agents>, port: OwnerPort, start: StartRunner) {
         let (signal, observed) = watch::channel(Signal::Run);
-        let turn = port.turn;
+        let StartRunner { turn, agent, attempt, begin, deadline } = start;
         self.runner = Some((turn, signal));
-        let run = TurnRun { turn, agent, epoch: port.epoch, attempt: FIRST_ATTEMPT };
+        let conversation: ConversationId = port.conversation.id.clone();
+        let run = TurnRun { conversation, turn, agent, epoch: port.epoch, attempt, begin, deadline };
         let (seams, agents, commands) = (node.seams.clone(), Arc::clone(agents), port.commands.clone());
         // Counted by the runner itself, so that it counts down however its owner ends.
         let running = node.metrics.turns(LiveTurn::Running);
@@ -91,8 +134,9 @@ impl Turns {
             let outcome = runner::run(seams, Arc::new(port), agents, run, observed).await;
             running.dec();
             tracing::debug!(%turn, ?outcome, "a turn's runner is done");
+            let how = if outcome == RunOutcome::Waiting { Gone::Waiting } else { Gone::Over };
             // An owner that is gone does not need to know.
-            let _ = commands.send(Command::RunnerGone { turn }).await;
+            let _ = commands.send(Command::RunnerGone { turn, how }).await;
         });
     }
 
@@ -102,6 +146,25 @@ impl Turns {
             tracing::debug!(turn = %running, "a turn's runner is stopped");
             // A runner that is over needs no signal.
             let _ = signal.send(Signal::Stop);
+            self.stopping.insert(running);
+        }
+    }
+
+    /// A runner is over: nothing of it goes on any more, and who cancelled its turn may know.
+    pub(super) fn runner_gone(&mut self, turn: Seq) {
+        self.runner.take_if(|(running, _)| *running == turn);
+        self.stopping.remove(&turn);
+        for (_, reply, result) in self.parked.extract_if(.., |(parked, ..)| *parked == turn) {
+            reply(result);
+        }
+    }
+
+    /// Answers a cancel, once what ran of the turn is over (invariant 14).
+    pub(super) fn answer_cancel(&mut self, turn: Seq, reply: Reply, result: Result<Vec<Receipt>, Refusal>) {
+        if self.stopping.contains(&turn) {
+            self.parked.push((turn, reply, result));
+        } else {
+            reply(result);
         }
     }
 
@@ -126,13 +189,17 @@ impl Turns {
     }
 }
 
-/// The due row's change, as the store takes it. What is due is due at once, for whoever finds the owner gone.
-pub(super) fn due_change(due: Due) -> DueChange {
+/// The due row's change, as the store takes it. Work that an owner has is due at once, for whoever finds the owner gone; what
+/// waits is due when its time is over.
+pub(super) fn due_change(due: Due, wall: Timestamp) -> DueChange {
+    let until = |time: Timestamp| Duration::from_millis(u64::try_from(time.0.saturating_sub(wall.0)).unwrap_or(0));
     match due {
         Due::Keep => DueChange::Keep,
         Due::Clear => DueChange::Clear,
         Due::Input => DueChange::Set(DueWhy::Input, Duration::ZERO),
         Due::Turn => DueChange::Set(DueWhy::Turn, Duration::ZERO),
+        Due::Await(expires_at) => DueChange::Set(DueWhy::Await, until(expires_at)),
+        Due::Deadline(deadline) => DueChange::Set(DueWhy::Deadline, until(deadline)),
     }
 }
 
@@ -147,18 +214,11 @@ pub(super) struct OwnerPort {
 
 #[async_trait]
 impl TurnPort for OwnerPort {
-    async fn input(&self, turn: Seq) -> Result<Body, Refusal> {
-        let query = RangeQuery {
-            conversation: self.conversation.clone(),
-            direction: Direction::After(Seq(turn.0 - 1)),
-            limit: 1,
-            kinds: Vec::new(),
-        };
+    async fn range(&self, direction: Direction, kinds: &[RecordKind], limit: usize) -> Result<Records, Refusal> {
+        let query = RangeQuery { conversation: self.conversation.clone(), direction, limit, kinds: kinds.to_vec() };
         let page = self.store.range(&query).await.map_err(|error| store_refusal(&error))?;
-        let record = page.and_then(|page| page.records.into_iter().find(|record| record.seq == turn));
-        record
-            .map(|record| record.body)
-            .ok_or_else(|| Refusal::new(Code::NotFound, format!("turn: there is no record {turn}")))
+        let page = page.ok_or_else(|| Refusal::new(Code::NotFound, "the conversation is gone"))?;
+        Ok(Records { records: page.records, more: page.more })
     }
 
     async fn append(&self, drafts: Vec<Draft>) -> Result<(), Refusal> {
@@ -168,6 +228,14 @@ impl TurnPort for OwnerPort {
             return Err(moved());
         }
         outcome.await.unwrap_or_else(|_| Err(moved()))
+    }
+
+    async fn join(&self) -> Result<Vec<Seq>, Refusal> {
+        let (reply, joined) = oneshot::channel();
+        if self.commands.send(Command::Join { turn: self.turn, reply }).await.is_err() {
+            return Err(moved());
+        }
+        joined.await.unwrap_or_else(|_| Err(moved()))
     }
 
     fn live(&self, event: LiveEvent) {

@@ -20,11 +20,12 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use conch_core::ids::{AgentName, ConvKey, ConvRef, ConversationId, Epoch, Incarnation};
+use conch_core::ids::{ConvKey, ConvRef, ConversationId, Epoch, Incarnation};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
 use conch_core::time::Monotonic;
+use conch_core::turn::cancel::TurnAsk;
 use conch_store::{Armed, ClaimRequest, Held};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
@@ -41,8 +42,8 @@ use crate::rules::Rule;
 use crate::turn::agents::Agents;
 pub use sighting::{READ_WITHIN, Sighting};
 
-/// How long an owner elsewhere may take to hear of its agent.
-const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
+/// How long an owner elsewhere may take to hear that its conversation has changed.
+const READ_AGAIN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long one peer may take with one try; then it is resolved anew, and whoever owns it is asked the same again.
 const TRY_AT_MOST: Duration = Duration::from_secs(1);
@@ -212,7 +213,10 @@ impl Router {
         self.with_owner(conversation, budget, Urgency::Waiting, |place, left| async move {
             match place {
                 Place::Here(owner) => Attempt::Answered(owner.append(drafts.clone()).await),
-                Place::There(peer) => self.pass_on(peer, conversation, drafts, hops, left).await,
+                Place::There(peer) => {
+                    let (conversation, drafts) = (conversation.id.clone(), drafts.clone());
+                    self.pass_on(peer, |hops| Request::Append { conversation, drafts, hops }, hops, left).await
+                }
             }
         })
         .await
@@ -221,8 +225,7 @@ impl Router {
     async fn pass_on(
         &self,
         peer: Peer,
-        conversation: &ConvRef,
-        drafts: &[Draft],
+        request: impl FnOnce(Hops) -> Request,
         hops: Hops,
         within: Duration,
     ) -> Attempt<Vec<Receipt>> {
@@ -230,9 +233,8 @@ impl Router {
             None if self.shared.node.rules.hold(Rule::HopsEnd) => return Attempt::Answered(Err(moved())),
             less => less.unwrap_or(hops),
         };
-        let request = Request::Append { conversation: conversation.id.clone(), drafts: drafts.to_vec(), hops };
         self.shared.node.metrics.forwarded.inc();
-        match self.while_it_lives(&peer, self.shared.link.ask(&peer, request, within)).await {
+        match self.while_it_lives(&peer, self.shared.link.ask(&peer, request(hops), within)).await {
             Ok(Response::Appended(answer)) => Attempt::Answered(answer),
             Ok(other) => Attempt::Failed(peer, LinkError::Ambiguous(format!("the peer answered {other:?}"))),
             Err(error) => Attempt::Failed(peer, error),
@@ -299,19 +301,68 @@ impl Router {
         }
     }
 
-    /// Turns that start from now on are this agent's. An owner that does not hear it reads it when it thaws.
-    pub async fn set_agent(&self, conversation: &ConvRef, agent: AgentName) {
-        if let Some(owner) = self.active(conversation) {
-            return owner.set_agent(agent);
+    /// Asks something of a conversation's turns through its owner, wherever it is, as [`Router::append`] appends: it is asked
+    /// again while ownership moves, and what was done before answers as it did.
+    ///
+    /// # Errors
+    /// As [`Router::append`]; a conflict that says what became of the turn or await.
+    pub async fn turn(&self, conversation: &ConvRef, ask: TurnAsk) -> Result<Vec<Receipt>, Refusal> {
+        self.turn_within(conversation, ask, Hops::START, self.shared.node.limits.route_budget).await
+    }
+
+    /// As [`Router::turn`], for what another node passed on.
+    ///
+    /// # Errors
+    /// As [`Router::append_within`].
+    pub async fn turn_within(
+        &self,
+        conversation: &ConvRef,
+        ask: TurnAsk,
+        hops: Hops,
+        budget: Duration,
+    ) -> Result<Vec<Receipt>, Refusal> {
+        let ask = &ask;
+        self.with_owner(conversation, budget, Urgency::Waiting, |place, left| async move {
+            match place {
+                Place::Here(owner) => Attempt::Answered(owner.turn(ask.clone()).await),
+                Place::There(peer) => {
+                    let request =
+                        |hops| Request::Turn { conversation: conversation.id.clone(), ask: ask.clone(), hops };
+                    self.pass_on(peer, request, hops, left).await
+                }
+            }
+        })
+        .await
+    }
+
+    /// A conversation's agent or settings are others: its owner reads them again. One that does not hear it reads them when it
+    /// thaws.
+    pub async fn read_again(&self, conversation: &ConvRef) {
+        if self.active(conversation).is_some() {
+            return self.read_again_here(conversation).await;
         }
         let Ok(Some(resolution)) = self.shared.node.store.resolve(conversation).await else { return };
         if let Some(peer) =
             claims::owner_elsewhere(&resolution, self.shared.node.me).and_then(|row| claims::reachable(row).ok())
         {
-            let request = Request::SetAgent { conversation: conversation.id.clone(), agent };
-            if let Err(error) = self.shared.link.ask(&peer, request, SET_AGENT_WITHIN).await {
-                tracing::debug!(conversation = %conversation.id, %error, "the owner was not told of its agent");
+            let request = Request::ReadAgain { conversation: conversation.id.clone() };
+            if let Err(error) = self.shared.link.ask(&peer, request, READ_AGAIN_WITHIN).await {
+                tracing::debug!(conversation = %conversation.id, %error, "the owner was not told to read again");
             }
+        }
+    }
+
+    /// The owner here, if there is one, reads the conversation's agent and settings again; so does what hibernates.
+    pub async fn read_again_here(&self, conversation: &ConvRef) {
+        let Ok(Some(info)) = self.shared.node.store.conversation(conversation).await else { return };
+        match self.table().entries.get_mut(&conversation.key) {
+            Some(Entry::Active(owner)) => {
+                if let Some(agent) = info.agent {
+                    owner.set_up(agent, info.settings);
+                }
+            }
+            Some(Entry::Hibernating { tenure, .. }) => (tenure.agent, tenure.settings) = (info.agent, info.settings),
+            Some(Entry::Claiming(_)) | None => {}
         }
     }
 

@@ -3,11 +3,17 @@
 //! Invariant: an agent comes from the operator's configuration, never from a client; a client only names one.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::AgentName;
-use conch_core::turn::demo;
+use conch_core::turn::budget::TURN_TIME_DEFAULT;
+use conch_core::turn::demo::DEFAULT_PACE;
 use serde::{Deserialize, Serialize};
+
+use super::agent::TurnAgent;
+use super::demo::Demo;
 
 /// The name of the agent that always exists.
 pub const DEMO: &str = "demo";
@@ -44,14 +50,34 @@ pub enum InvalidAgents {
     TooMany(usize),
 }
 
+/// What an agent's turns may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgentLimits {
+    /// Longest time of a turn, waiting included.
+    pub turn_time: Duration,
+    /// Most tokens of a turn's model calls; `None`: any number.
+    pub tokens: Option<u64>,
+}
+
+impl Default for AgentLimits {
+    fn default() -> Self {
+        Self { turn_time: TURN_TIME_DEFAULT, tokens: None }
+    }
+}
+
 /// An agent, ready to run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Agent {
-    /// The scripted one.
-    Demo {
-        /// Time between two words.
-        pace: Duration,
-    },
+#[derive(Clone)]
+pub struct Agent {
+    /// What its turns may use.
+    pub limits: AgentLimits,
+    /// What answers.
+    pub work: Arc<dyn TurnAgent>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("limits", &self.limits).finish_non_exhaustive()
+    }
 }
 
 /// Every agent of this node, by name.
@@ -63,15 +89,29 @@ impl Agents {
     ///
     /// # Errors
     /// As [`InvalidAgents`] lists.
-    pub fn from_config(table: &BTreeMap<AgentName, AgentConfig>) -> Result<Self, InvalidAgents> {
+    pub fn from_config(table: &BTreeMap<AgentName, (AgentConfig, AgentLimits)>) -> Result<Self, InvalidAgents> {
         if table.len() > AGENTS_MAX {
             return Err(InvalidAgents::TooMany(table.len()));
         }
         let mut agents = Self::default();
-        for (name, config) in table {
-            agents.0.insert(name.clone(), Agent::from_config(name, config)?);
+        for (name, (config, limits)) in table {
+            let work = config.agent(name)?;
+            agents.0.insert(name.clone(), Agent { limits: *limits, work });
         }
         Ok(agents)
+    }
+
+    /// With an agent of one's own, in place of one of that name.
+    #[must_use]
+    pub fn with(mut self, name: AgentName, limits: AgentLimits, work: Arc<dyn TurnAgent>) -> Self {
+        self.0.insert(name, Agent { limits, work });
+        self
+    }
+
+    /// What the turns of the agent of this name may use; the defaults if there is none.
+    #[must_use]
+    pub fn limits(&self, name: &AgentName) -> AgentLimits {
+        self.get(name).map_or_else(AgentLimits::default, |agent| agent.limits)
     }
 
     /// The agent of this name.
@@ -90,21 +130,23 @@ impl Default for Agents {
     /// The demo agent alone.
     fn default() -> Self {
         let name = DEMO.parse().expect("four letters are a name");
-        Self(BTreeMap::from([(name, Agent::Demo { pace: demo::DEFAULT_PACE })]))
+        let work = Arc::new(Demo { pace: DEFAULT_PACE });
+        Self(BTreeMap::from([(name, Agent { limits: AgentLimits::default(), work })]))
     }
 }
 
-impl Agent {
-    fn from_config(name: &AgentName, config: &AgentConfig) -> Result<Self, InvalidAgents> {
-        match config {
-            AgentConfig::Demo { pace_ms: None } => Ok(Self::Demo { pace: demo::DEFAULT_PACE }),
-            AgentConfig::Demo { pace_ms: Some(pace_ms) } if PACE_MS.contains(pace_ms) => {
-                Ok(Self::Demo { pace: Duration::from_millis(u64::from(*pace_ms)) })
+impl AgentConfig {
+    fn agent(&self, name: &AgentName) -> Result<Arc<dyn TurnAgent>, InvalidAgents> {
+        let pace = match self {
+            Self::Demo { pace_ms: None } => DEFAULT_PACE,
+            Self::Demo { pace_ms: Some(pace_ms) } if PACE_MS.contains(pace_ms) => {
+                Duration::from_millis(u64::from(*pace_ms))
             }
-            AgentConfig::Demo { pace_ms: Some(pace_ms) } => {
-                Err(InvalidAgents::Pace { name: name.clone(), pace_ms: *pace_ms })
+            Self::Demo { pace_ms: Some(pace_ms) } => {
+                return Err(InvalidAgents::Pace { name: name.clone(), pace_ms: *pace_ms });
             }
-        }
+        };
+        Ok(Arc::new(Demo { pace }))
     }
 }
 
@@ -112,8 +154,12 @@ impl Agent {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<BTreeMap<AgentName, AgentConfig>, String> {
-        toml::from_str(text).map_err(|error| error.message().to_owned())
+    type Table = BTreeMap<AgentName, (AgentConfig, AgentLimits)>;
+
+    fn read(text: &str) -> Result<Table, String> {
+        let table: BTreeMap<AgentName, AgentConfig> =
+            toml::from_str(text).map_err(|error| error.message().to_owned())?;
+        Ok(table.into_iter().map(|(name, config)| (name, (config, AgentLimits::default()))).collect())
     }
 
     fn name(text: &str) -> AgentName {
@@ -123,11 +169,10 @@ mod tests {
     #[test]
     fn the_demo_agent_always_exists() {
         let agents = Agents::from_config(&BTreeMap::new()).expect("valid");
-        assert_eq!(agents.get(&name("demo")), Some(&Agent::Demo { pace: Duration::from_millis(120) }));
-        assert_eq!(agents.get(&name("other")), None);
+        assert_eq!(agents.limits(&name("demo")).turn_time, Duration::from_secs(86_400));
+        assert!(agents.get(&name("demo")).is_some() && agents.get(&name("other")).is_none());
         let table = read("[slow]\nkind = \"demo\"\npace_ms = 2000\n[demo]\nkind = \"demo\"\npace_ms = 20\n");
         let agents = Agents::from_config(&table.expect("valid")).expect("valid");
-        assert_eq!(agents.get(&name("demo")), Some(&Agent::Demo { pace: Duration::from_millis(20) }));
         assert_eq!(agents.names().map(AgentName::as_str).collect::<Vec<_>>(), ["demo", "slow"]);
     }
 
@@ -144,7 +189,7 @@ mod tests {
         assert!(refused.contains("unknown variant `magic`"), "{refused}");
         let refused = read("[\"a b\"]\nkind = \"demo\"\n").expect_err("must be refused");
         assert!(refused.contains("agent: may hold only"), "{refused}");
-        let entry = |n: usize| (name(&format!("a{n}")), AgentConfig::Demo { pace_ms: None });
+        let entry = |n: usize| (name(&format!("a{n}")), (AgentConfig::Demo { pace_ms: None }, AgentLimits::default()));
         let refused = Agents::from_config(&(0..=AGENTS_MAX).map(entry).collect()).expect_err("must be refused");
         assert_eq!(refused.to_string(), "agents: has 1001 entries; at most 1000 are allowed");
     }

@@ -7,3 +7,4 @@ mod scene;
 mod scripted;
 mod seeds;
 mod sources;
+mod turns;

@@ -72,6 +72,10 @@ pub(crate) struct Setting {
     pub(crate) home: &'static str,
     pub(crate) limits: NodeLimits,
     pub(crate) removed: Removed,
+    /// The conversations are sessions with this agent; `None`: channels.
+    pub(crate) agent: Option<&'static str>,
+    /// Their settings.
+    pub(crate) settings: Settings,
 }
 
 impl Setting {
@@ -79,7 +83,15 @@ impl Setting {
     pub(crate) fn of(machines: usize, removed: Removed) -> Self {
         let limits =
             NodeLimits { timing: LeaseTiming::default(), owner: OwnerLimits::default(), hub: HubLimits::default() };
-        Self { regions: vec!["local"; machines], allowed: Vec::new(), home: "local", limits, removed }
+        Self {
+            regions: vec!["local"; machines],
+            allowed: Vec::new(),
+            home: "local",
+            limits,
+            removed,
+            agent: None,
+            settings: Settings::default(),
+        }
     }
 }
 
@@ -137,12 +149,12 @@ impl Scene {
     pub(crate) async fn open(world: Process, site: Site, room: ConvRef, setting: Setting) -> Self {
         let new = NewConversation {
             conversation: room.clone(),
-            kind: ConversationKind::Channel,
+            kind: if setting.agent.is_some() { ConversationKind::Session } else { ConversationKind::Channel },
             regions: setting.allowed.iter().map(|region| region.parse().expect("valid")).collect(),
             home: setting.home.parse().expect("valid"),
             title: None,
-            agent: None,
-            settings: Settings::default(),
+            agent: setting.agent.map(|agent| agent.parse().expect("valid")),
+            settings: setting.settings.clone(),
             creator: "alice".parse().expect("valid"),
             members: Vec::new(),
         };

@@ -1,6 +1,7 @@
-//! The demo agent: a script that shows a whole turn (thinking, a tool call, an answer) without a key or a network.
+//! The demo agent: a script that shows a whole turn (thinking, a tool call, an answer; an approval when the text asks for
+//! one) without a key or a network.
 //!
-//! Invariant: the script follows from the input's text, the turn and the pace alone, and what it says is true: the tool's
+//! Invariant: the script follows from what was asked, the turn and the pace alone, and what it says is true: the tool's
 //! result is computed, and the agent does not pretend to understand.
 //!
 //! Deliberately absent: time. The script says how long to wait; the runner waits.
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::ids::Seq;
 use crate::turn::StepId;
-use crate::turn::journal::StepResult;
+use crate::turn::result::{AskedCall, StepResult, ToolStatus, Usage};
 
 use self::arithmetic::{Calculated, Calculation};
 
@@ -29,6 +30,31 @@ const QUOTE_MAX_CHARACTERS: usize = 120;
 pub struct Script {
     /// The steps, in order. The last is a model call, whose text is the answer.
     pub steps: Vec<ScriptedStep>,
+    /// Somebody is to approve the second step first: the question.
+    pub approval: Option<&'static str>,
+}
+
+/// What the agent is asked, and what it was told since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Asked<'a> {
+    /// The input's text; `None` for an event without one.
+    pub text: Option<&'a str>,
+    /// The texts of inputs that joined the turn.
+    pub joined: &'a [String],
+    /// What came of the approval.
+    pub decision: Decision,
+}
+
+/// What came of an approval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Decision {
+    /// It was not asked for, or is given.
+    #[default]
+    Approved,
+    /// Somebody said no.
+    Declined,
+    /// Nobody said anything in time.
+    Expired,
 }
 
 /// One step.
@@ -58,29 +84,62 @@ impl Script {
     #[must_use]
     pub fn answer(&self) -> &str {
         match self.steps.last().map(|step| &step.result) {
-            Some(StepResult::Model { output }) => output,
+            Some(StepResult::Model { output, .. }) => output,
             _ => "",
         }
     }
 }
 
-/// The script for an input; `text` is `None` for an event without one.
+/// The script for what is asked.
 #[must_use]
-pub fn script(text: Option<&str>, turn: Seq, pace: Duration) -> Script {
-    let tool = choose_tool(text.unwrap_or_default(), turn);
+pub fn script(asked: Asked<'_>, turn: Seq, pace: Duration) -> Script {
+    let Asked { text, joined, decision } = asked;
+    let tool = choose_tool(question(text.unwrap_or_default()), turn);
+    let approval = text.filter(|text| wants_approval(text)).map(|_| "May I use my tool?");
+    let ask_first = if approval.is_some() { " You want to be asked first, so I wait for your approval." } else { "" };
     let thinking = format!(
-        "Hello, I am the demo agent. There is no language model behind me, only a script, but my tools are real. {}",
+        "Hello, I am the demo agent. There is no language model behind me, only a script, but my tools are real. {}{ask_first}",
         tool.intention
     );
-    let answer = format!("{} {}", tool.finding(text), closing(turn));
-    let call = StepResult::Tool { name: tool.name.to_owned(), input: tool.input, output: tool.output };
-    Script {
-        steps: vec![
-            model_step(StepId::model(1), thinking, pace),
-            ScriptedStep { step: StepId::tool(1, 0), pieces: Vec::new(), takes: pace * TOOL_PACES, result: call },
-            model_step(StepId::model(2), answer, pace),
-        ],
+    let finding = match decision {
+        Decision::Approved => tool.finding(text),
+        Decision::Declined => "You did not approve, so I did not use my tool.".to_owned(),
+        Decision::Expired => "Nobody answered in time, so I did not use my tool.".to_owned(),
+    };
+    let meanwhile: String = joined.iter().map(|text| format!("Meanwhile you wrote: “{}” ", quotation(text))).collect();
+    let answer = format!("{finding} {meanwhile}{}", closing(turn));
+    let asks = AskedCall { name: tool.name.to_owned(), input: tool.input.clone(), id: None };
+    let call = StepResult::Tool {
+        name: tool.name.to_owned(),
+        input: tool.input,
+        output: tool.output,
+        status: ToolStatus::Done,
+    };
+    let mut first = model_step(StepId::model(1), thinking, pace);
+    if let StepResult::Model { calls, .. } = &mut first.result {
+        calls.push(asks);
     }
+    let mut steps = vec![first];
+    if decision == Decision::Approved {
+        let takes = pace * TOOL_PACES;
+        steps.push(ScriptedStep { step: StepId::tool(1, 0), pieces: Vec::new(), takes, result: call });
+    }
+    steps.push(model_step(StepId::model(2), answer, pace));
+    Script { steps, approval }
+}
+
+/// What is asked, without a "with my approval:" before it.
+fn question(text: &str) -> &str {
+    match text.split_once(':') {
+        Some((before, question)) if wants_approval(before) => question,
+        _ => text,
+    }
+}
+
+/// True if the text asks to be asked.
+fn wants_approval(text: &str) -> bool {
+    text.split(|c: char| !c.is_alphabetic())
+        .any(|word| ["approve", "approval", "permission"].iter().any(|wanted| word.eq_ignore_ascii_case(wanted)))
 }
 
 struct ToolCall {
@@ -182,13 +241,41 @@ fn plural(count: usize, noun: &str) -> String {
 
 fn model_step(step: StepId, output: String, pace: Duration) -> ScriptedStep {
     let pieces = output.split_inclusive(' ').map(|word| TimedText { after: pace, text: word.to_owned() }).collect();
-    ScriptedStep { step, pieces, takes: Duration::ZERO, result: StepResult::Model { output } }
+    let result = StepResult::Model { output, calls: Vec::new(), usage: Usage::default() };
+    ScriptedStep { step, pieces, takes: Duration::ZERO, result }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn asked(text: &str) -> Asked<'_> {
+        Asked { text: Some(text), ..Asked::default() }
+    }
+
+    #[test]
+    fn a_text_that_asks_for_it_is_asked_about_and_a_no_is_obeyed() {
+        let text = "With my approval: what is 6 * 7?";
+        let before = script(asked(text), Seq(3), DEFAULT_PACE);
+        assert_eq!(before.approval, Some("May I use my tool?"));
+        assert_eq!(script(asked("disapproved 6 * 7"), Seq(3), DEFAULT_PACE).approval, None);
+        for decision in [Decision::Declined, Decision::Expired] {
+            let script = script(Asked { decision, ..asked(text) }, Seq(3), DEFAULT_PACE);
+            assert_eq!(script.steps.len(), 2, "no tool is used");
+            assert_eq!(script.steps[0], before.steps[0], "what is done already does not depend on it");
+            assert!(!script.answer().contains("42"), "{}", script.answer());
+        }
+        assert!(before.answer().contains("6 * 7 is 42"));
+    }
+
+    #[test]
+    fn what_joins_is_answered_too() {
+        let joined = ["and 1 more".to_owned()];
+        let with = Asked { joined: &joined, ..asked("hello") };
+        let answer = script(with, Seq(3), DEFAULT_PACE).answer().to_owned();
+        assert!(answer.contains("Meanwhile you wrote: “and 1 more”"), "{answer}");
+    }
 
     fn length(script: &Script) -> Duration {
         let of = |step: &ScriptedStep| step.takes + step.pieces.iter().map(|piece| piece.after).sum::<Duration>();
@@ -197,8 +284,8 @@ mod tests {
 
     #[test]
     fn words_are_counted_and_quoted() {
-        let script = script(Some("  Guten Tag,\nliebe Welt 🌍 "), Seq(3), DEFAULT_PACE);
-        let StepResult::Tool { name, input, output } = &script.steps[1].result else { panic!("a tool call") };
+        let script = script(asked("  Guten Tag,\nliebe Welt 🌍 "), Seq(3), DEFAULT_PACE);
+        let StepResult::Tool { name, input, output, .. } = &script.steps[1].result else { panic!("a tool call") };
         assert_eq!(name, "word_count");
         assert_eq!(input, &json!({ "message": 3 }));
         assert_eq!(output, &json!({ "words": 5, "characters": 26 }));
@@ -208,8 +295,8 @@ mod tests {
 
     #[test]
     fn calculations_are_calculated() {
-        let script = script(Some("What is 12 * (3 + 4)?"), Seq(3), DEFAULT_PACE);
-        let StepResult::Tool { name, input, output } = &script.steps[1].result else { panic!("a tool call") };
+        let script = script(asked("What is 12 * (3 + 4)?"), Seq(3), DEFAULT_PACE);
+        let StepResult::Tool { name, input, output, .. } = &script.steps[1].result else { panic!("a tool call") };
         assert_eq!(name, "calculator");
         assert_eq!(input, &json!({ "expression": "12 * (3 + 4)" }));
         assert_eq!(output, &json!({ "result": "84", "exact": true }));
@@ -218,14 +305,14 @@ mod tests {
 
     #[test]
     fn an_event_without_text_is_said_to_have_none() {
-        let script = script(None, Seq(3), DEFAULT_PACE);
+        let script = script(Asked::default(), Seq(3), DEFAULT_PACE);
         assert!(script.answer().starts_with("Your event carries no text, so there was nothing to count. "));
     }
 
     #[test]
     fn steps_have_their_names_and_a_turn_takes_about_ten_seconds() {
         for turn in 0..3 {
-            let script = script(Some("hello there, how are you?"), Seq(turn), DEFAULT_PACE);
+            let script = script(asked("hello there, how are you?"), Seq(turn), DEFAULT_PACE);
             let names: Vec<&str> = script.steps.iter().map(|step| step.step.as_str()).collect();
             assert_eq!(names, ["m1", "m1.t0", "m2"]);
             let seconds = length(&script).as_secs_f64();
@@ -245,13 +332,13 @@ mod tests {
     proptest! {
         #[test]
         fn pieces_join_to_the_result_and_the_script_follows_from_its_input(text in any::<String>(), turn in any::<u64>()) {
-            let once = script(Some(&text), Seq(turn), DEFAULT_PACE);
-            prop_assert_eq!(&once, &script(Some(&text), Seq(turn), DEFAULT_PACE));
+            let once = script(asked(&text), Seq(turn), DEFAULT_PACE);
+            prop_assert_eq!(&once, &script(asked(&text), Seq(turn), DEFAULT_PACE));
             for step in &once.steps {
                 let streamed: String = step.pieces.iter().map(|piece| piece.text.as_str()).collect();
                 match &step.result {
-                    StepResult::Model { output } => prop_assert_eq!(&streamed, output),
-                    StepResult::Tool { .. } => prop_assert!(step.pieces.is_empty()),
+                    StepResult::Model { output, .. } => prop_assert_eq!(&streamed, output),
+                    StepResult::Tool { .. } | StepResult::Own { .. } => prop_assert!(step.pieces.is_empty()),
                 }
             }
             prop_assert!(!once.answer().is_empty());

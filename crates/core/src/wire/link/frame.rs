@@ -85,7 +85,7 @@ pub struct Opened {
 wire_struct!(Opened { epoch: epoch, incarnation: incarnation, log: log, position: position, snapshot: snapshot });
 
 /// One frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
     /// Who speaks; the first frame of each side.
     Hello(Hello),

@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
+use crate::ids::{ConversationId, Epoch, Generation, LogId, Seq, Subject};
 use crate::presence::shard::ShardReport;
 use crate::record::Draft;
 use crate::refusal::Refusal;
 use crate::sequencer::Receipt;
+use crate::turn::cancel::TurnAsk;
 
 /// How many more nodes may pass a write on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +46,7 @@ pub struct Handed {
 }
 
 /// What a node is asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     /// Append these in one commit, if you own the conversation, or pass it on while hops are left.
     Append {
@@ -56,12 +57,10 @@ pub enum Request {
         /// How often it may be passed on again.
         hops: Hops,
     },
-    /// Turns that start from now on are this agent's, if you own the conversation.
-    SetAgent {
+    /// Its agent or its settings are others: read them again, if you own the conversation.
+    ReadAgain {
         /// Where.
         conversation: ConversationId,
-        /// Whose.
-        agent: AgentName,
     },
     /// Would you take this many conversations?
     Offer {
@@ -75,12 +74,21 @@ pub enum Request {
         /// Where.
         conversation: ConversationId,
     },
+    /// Do this with its turns, if you own the conversation, or pass it on while hops are left.
+    Turn {
+        /// Where.
+        conversation: ConversationId,
+        /// What.
+        ask: TurnAsk,
+        /// How often it may be passed on again.
+        hops: Hops,
+    },
 }
 
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Response {
-    /// To an append: one receipt for each draft, or the definite refusal.
+    /// To an append, or to what is asked of turns: one receipt for each record, or the definite refusal.
     Appended(Result<Vec<Receipt>, Refusal>),
     /// To what needs no more: it was heard.
     Heard,

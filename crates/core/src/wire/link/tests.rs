@@ -12,6 +12,8 @@ use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Code, Refusal, Retry};
 use crate::sequencer::{Outcome, Receipt};
 use crate::time::Timestamp;
+use crate::turn::awaits::AwaitId;
+use crate::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk};
 use crate::turn::live::{LiveEvent, Piece};
 
 fn name() -> impl Strategy<Value = String> {
@@ -127,11 +129,30 @@ fn handed() -> impl Strategy<Value = Handed> {
     )
 }
 
+fn turn_ask() -> impl Strategy<Value = TurnAsk> {
+    let mode = prop::sample::select(vec![CancelMode::Keep, CancelMode::Rollback]);
+    let payload = "\\PC{0,20}".prop_map(|text| serde_json::json!({"text": text, "n": [1.5, null]}));
+    prop_oneof![
+        (seq(), mode, id()).prop_map(|(turn, mode, by)| TurnAsk::Cancel(Cancel { turn, mode, by, reason: None })),
+        (seq(), id(), payload, name()).prop_map(|(turn, step, payload, by)| {
+            TurnAsk::Resolve(Resolve { id: AwaitId::of(turn, &step), payload, by: by.into() })
+        }),
+        (seq(), id(), display_name(), id()).prop_map(|(turn, by, name, client_msg_id)| {
+            TurnAsk::Regenerate(Regenerate { turn, by, name, client_msg_id })
+        }),
+    ]
+}
+
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (id(), prop::collection::vec(draft(), 0..4), any::<u8>())
             .prop_map(|(conversation, drafts, hops)| Request::Append { conversation, drafts, hops: Hops(hops) }),
-        (id(), id()).prop_map(|(conversation, agent)| Request::SetAgent { conversation, agent }),
+        id().prop_map(|conversation| Request::ReadAgain { conversation }),
+        (id(), turn_ask(), any::<u8>()).prop_map(|(conversation, ask, hops)| Request::Turn {
+            conversation,
+            ask,
+            hops: Hops(hops)
+        }),
         any::<u32>().prop_map(|conversations| Request::Offer { conversations }),
         handed().prop_map(Request::HandOff),
         id().prop_map(|conversation| Request::Sessions { conversation }),

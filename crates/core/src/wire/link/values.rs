@@ -1,5 +1,6 @@
 //! The encoding of what the rest of the core defines: ids, records, refusals, live events and the link's messages.
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::encoding::{DecodeError, Reader, Wire, put_text, wire_enum, wire_struct};
@@ -14,6 +15,8 @@ use crate::refusal::{Code, Refusal, Retry};
 use crate::sequencer::{Outcome, Receipt};
 use crate::time::Timestamp;
 use crate::turn::StepId;
+use crate::turn::awaits::AwaitId;
+use crate::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk};
 use crate::turn::live::{LiveEvent, Piece};
 
 /// Texts with a rule of their own, checked as at any other edge.
@@ -131,6 +134,48 @@ wire_enum!(LiveEvent, "live event" {
     5 = Typing { sender: sender, name: name };
 });
 
+impl Wire for Value {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_text(&self.to_string(), out);
+    }
+
+    /// The edge that took it limited its depth and its size.
+    fn take(from: &mut Reader<'_>, field: &'static str) -> Result<Self, DecodeError> {
+        let text = from.text(field)?;
+        let value: Self =
+            serde_json::from_str(text).map_err(|error| DecodeError::invalid(field, format!("is not JSON: {error}")))?;
+        if value.to_string() == text {
+            Ok(value)
+        } else {
+            Err(DecodeError::invalid(field, "is written in another way"))
+        }
+    }
+}
+
+impl Wire for Cancel {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.turn.put(out);
+        self.mode.put(out);
+        self.by.put(out);
+    }
+
+    /// Reasons are the owner's own, and never asked for.
+    fn take(from: &mut Reader<'_>, _: &'static str) -> Result<Self, DecodeError> {
+        let (turn, mode) = (Wire::take(from, "turn")?, Wire::take(from, "mode")?);
+        Ok(Self { turn, mode, by: Wire::take(from, "by")?, reason: None })
+    }
+}
+
+parsed_texts!(AwaitId);
+wire_enum!(CancelMode, "cancel mode" { 1 = Keep {}; 2 = Rollback {}; });
+wire_struct!(Resolve { id: id, payload: payload, by: by });
+wire_struct!(Regenerate { turn: turn, by: by, name: name, client_msg_id: client_msg_id });
+wire_enum!(TurnAsk, "turn ask" {
+    1 = Cancel { 0: cancel };
+    2 = Resolve { 0: resolve };
+    3 = Regenerate { 0: regenerate };
+});
+
 wire_struct!(Handed {
     conversation: conversation,
     epoch: epoch,
@@ -141,10 +186,11 @@ wire_struct!(Handed {
 });
 wire_enum!(Request, "request" {
     1 = Append { conversation: conversation, drafts: drafts, hops: hops };
-    2 = SetAgent { conversation: conversation, agent: agent };
+    2 = ReadAgain { conversation: conversation };
     3 = Offer { conversations: conversations };
     4 = HandOff { 0: handed };
     5 = Sessions { conversation: conversation };
+    20 = Turn { conversation: conversation, ask: ask, hops: hops };
 });
 wire_enum!(Response, "response" {
     1 = Appended { 0: appended };

@@ -9,7 +9,7 @@ impl Owner {
         patience: Patience,
         done: oneshot::Sender<Option<Handed>>,
     ) {
-        let in_a_turn = self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle());
+        let in_a_turn = self.turns.as_ref().is_some_and(|turns| !turns.machine.is_at_rest());
         let by = match patience {
             Patience::OnlyIfIdle if in_a_turn => return drop(done.send(None)),
             Patience::OnlyIfIdle => self.charge.node.seams.now(),
@@ -51,11 +51,16 @@ impl Owner {
     }
 
     pub(super) fn may_hibernate(&self) -> bool {
-        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle()) {
+        if self.turns.as_ref().is_some_and(|turns| !turns.machine.is_at_rest()) {
             return false;
         }
         let idle = self.charge.node.seams.now().since(self.last_use);
         self.followers.is_empty() && self.inbox.is_empty() && idle >= self.charge.node.limits.hibernate_after
+    }
+
+    /// True if a turn waits for an answer: the next thing that happens may be that it expires.
+    pub(super) fn waits(&self) -> bool {
+        self.turns.as_ref().is_some_and(|turns| !turns.machine.is_idle())
     }
 
     pub(super) async fn hibernate(mut self) -> End {
@@ -103,8 +108,11 @@ impl Owner {
     fn refuse_inbox(&mut self) {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
-                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } => reply(Err(moved())),
-                Command::RunnerGone { .. } | Command::Live(_) | Command::SetAgent(_) | Command::Report(..) => {}
+                Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } | Command::Turn { reply, .. } => {
+                    reply(Err(moved()));
+                }
+                Command::RunnerGone { .. } | Command::Live(_) | Command::SetUp { .. } | Command::Report(..) => {}
+                Command::Join { reply, .. } => drop(reply.send(Err(moved()))),
                 Command::Present { reply } => drop(reply.send(None)),
                 Command::Follow { reply } => drop(reply.send(Err(moved()))),
                 Command::Release { done } => self.releasing.push(done),

@@ -1,35 +1,98 @@
 //! The part of the owner's task that only sessions have: turns.
 
+use conch_core::conversation::Settings;
+use conch_core::ids::AgentName;
 use conch_core::record::Draft;
 use conch_core::sequencer::key_reused;
-use conch_core::turn::journal;
 use conch_core::turn::live::Applied;
+use conch_core::turn::{Now, Setup, journal};
 
 use super::*;
 use crate::owner::turns::OwnerPort;
 use conch_store::Landed;
 
+/// Two readings of the clocks do not agree to the nanosecond: a timer is not set anew for less.
+const TIMER_SLACK: Duration = Duration::from_millis(2);
+
 impl Owner {
-    /// Reads what a session's turns need before anything is accepted.
+    /// Reads what a session's turns need before anything is accepted. Where an owner that was lost has to be counted, that is
+    /// on disk before the turn is run again: it may be the turn that kills its owners.
     pub(super) async fn thaw(&mut self) -> Result<(), StoreError> {
-        let Tenure { conversation, kind: ConversationKind::Session, agent: Some(agent), .. } = &self.charge.tenure
+        let Tenure { conversation, kind: ConversationKind::Session, agent: Some(agent), settings, .. } =
+            &self.charge.tenure
         else {
             return Ok(());
         };
-        let turns = Turns::thaw(&*self.charge.node.store, conversation, agent.clone()).await?;
+        let setup = self.setup(agent.clone(), settings);
+        let turns = Turns::thaw(&*self.charge.node.store, conversation, setup, self.now()).await?;
         self.turns = Some(turns);
-        self.tell_turns(turn::Input::Thawed);
+        self.tell_turns(turn::Input::Thawed(self.sequencer.epoch()));
+        if self.turn_actions.contains(&turn::Action::Save) && !self.save_checkpoint().await {
+            return Err(StoreError::Unavailable("the loss of an owner was not counted".to_owned()));
+        }
         self.perform_turn_actions();
+        self.set_turns_timer();
         Ok(())
     }
 
-    /// A session takes no more inputs than its queue holds.
-    pub(super) fn may_accept(&self, drafts: &[Draft]) -> Result<(), Refusal> {
-        match &self.turns {
-            Some(turns) if drafts.iter().any(|draft| journal::is_input(draft.kind, &draft.sender)) => {
-                turns.machine.may_accept()
+    fn setup(&self, agent: AgentName, settings: &Settings) -> Setup {
+        let time = self.charge.agents.limits(&agent).turn_time;
+        Setup { agent, time, second_message: settings.second_message(), merge: settings.merge_time() }
+    }
+
+    pub(super) fn set_up(&mut self, agent: AgentName, settings: Settings) {
+        let setup = self.setup(agent.clone(), &settings);
+        if let Some(turns) = &mut self.turns {
+            turns.machine.set_up(setup);
+            // It may wait for something else now.
+            self.tell_turns(turn::Input::Tick);
+        }
+        (self.charge.tenure.agent, self.charge.tenure.settings) = (Some(agent), settings);
+    }
+
+    fn now(&self) -> Now {
+        let seams = &self.charge.node.seams;
+        Now { monotonic: seams.now(), wall: seams.clock.wall() }
+    }
+
+    /// Appends what a client sends, unless it is an input that the turns do not take.
+    pub(super) fn append(&mut self, drafts: Vec<Draft>, reply: Reply) {
+        let is_input = |draft: &&Draft| journal::is_input(draft.kind, &draft.sender);
+        let (Some(turns), Some(input)) = (&mut self.turns, drafts.iter().find(is_input)) else {
+            let ticket = self.ticket(reply);
+            return self.step(Input::Append(ticket, drafts));
+        };
+        if let Err(refusal) = turns.may_accept(input) {
+            self.count_overload(&refusal, Queue::Turns);
+            return self.refuse_unless_there(drafts, reply, refusal);
+        }
+        let key = (input.sender.clone(), input.client_msg_id.clone());
+        let ticket = self.ticket(reply);
+        if let Some(turns) = &mut self.turns {
+            turns.inputs.insert(ticket, key);
+        }
+        self.step(Input::Append(ticket, drafts));
+    }
+
+    /// What an append's outcome means for the turns. Returns the reply, unless it is given later.
+    pub(super) fn settle_turns(
+        &mut self,
+        ticket: Ticket,
+        reply: Option<Reply>,
+        result: &Result<Vec<Receipt>, Refusal>,
+    ) -> Option<Reply> {
+        let Some(turns) = &mut self.turns else { return reply };
+        turns.inputs.remove(&ticket);
+        let (own, cancelled) = (turns.own.remove(&ticket), turns.cancels.remove(&ticket));
+        if let (Some(drafts), Err(refusal)) = (own, result) {
+            self.tell_turns(turn::Input::AppendRefused { drafts: &drafts, retry: refusal.retry });
+        }
+        match (cancelled, reply, &mut self.turns) {
+            (Some(turn), Some(reply), Some(turns)) => {
+                turns.answer_cancel(turn, reply, result.clone());
+                None
             }
-            _ => Ok(()),
+            (_, reply, _) => reply,
         }
     }
 
@@ -56,7 +119,9 @@ impl Owner {
     pub(super) fn tell_turns(&mut self, input: turn::Input<'_>) {
         let Some(turns) = &mut self.turns else { return };
         let mut actions = Vec::new();
-        let handled = turns.machine.handle(self.charge.node.seams.now(), input, &mut actions);
+        let seams = &self.charge.node.seams;
+        let now = Now { monotonic: seams.now(), wall: seams.clock.wall() };
+        let handled = turns.machine.handle(now, input, &mut actions);
         self.turn_actions.extend(actions);
         if let Err(broken) = handled {
             self.report(&broken);
@@ -69,13 +134,16 @@ impl Owner {
             let Some(action) = self.turn_actions.pop_front() else { return };
             match action {
                 turn::Action::Append(drafts) => self.append_own(drafts, Box::new(drop)),
-                turn::Action::StartRunner { turn, agent } => {
-                    let port = self.port(turn);
+                // Done where it is asked for, before anything is run.
+                turn::Action::Save => {}
+                turn::Action::StartRunner(start) => {
+                    let port = self.port(start.turn);
                     let (node, agents) = (&self.charge.node, &self.charge.agents);
                     if let Some(turns) = &mut self.turns {
-                        turns.start_runner(node, agents, port, agent);
+                        turns.start_runner(node, agents, port, start);
                     }
                 }
+                turn::Action::Interrupt { turn } => self.interrupt(turn),
                 turn::Action::StopRunner { turn } => {
                     if let Some(turns) = &mut self.turns {
                         turns.stop_runner(Some(turn));
@@ -89,7 +157,8 @@ impl Owner {
         }
     }
 
-    fn append_own(&mut self, drafts: Vec<Draft>, reply: Reply) {
+    /// Appends what the machine is told of if it is refused.
+    pub(super) fn append_own(&mut self, drafts: Vec<Draft>, reply: Reply) {
         let ticket = self.ticket(reply);
         if let Some(turns) = &mut self.turns {
             turns.own.insert(ticket, drafts.clone());
@@ -120,8 +189,8 @@ impl Owner {
 
     pub(super) fn live(&mut self, event: LiveEvent) {
         let Some(turns) = &mut self.turns else { return };
-        // What a runner still had on its way when its turn ended is of no interest any more.
-        let running = event.turn().is_some() && event.turn() == turns.machine.running();
+        // What a runner still had on its way when its turn ended, or was to end, is of no interest any more (invariant 14).
+        let running = event.turn().is_some() && event.turn() == turns.machine.shown();
         if running && turns.view.apply(&event) != Applied::Stale {
             self.send_to_followers(&FollowFrame::Live(Arc::new(event)));
         }
@@ -157,27 +226,61 @@ impl Owner {
         }
     }
 
-    /// Saves the machine's state; it only saves reading later, so a failure is not retried.
-    pub(super) async fn save_checkpoint(&mut self) {
-        if let Some(saving) = self.checkpoint() {
-            saving.await;
+    /// Saves the machine's state. It mostly only saves reading later, so a failure is not retried; true if it is on disk.
+    pub(super) async fn save_checkpoint(&mut self) -> bool {
+        match self.checkpoint() {
+            Some(saving) => saving.await,
+            None => false,
         }
     }
 
     fn checkpoint_soon(&mut self) {
         if let Some(saving) = self.checkpoint() {
-            self.charge.node.seams.spawn("checkpoint", saving);
+            self.charge.node.seams.spawn("checkpoint", async move {
+                // Whether it was saved, the next thaw sees.
+                let _ = saving.await;
+            });
         }
     }
 
-    fn checkpoint(&mut self) -> Option<impl Future<Output = ()> + Send + 'static> {
+    fn checkpoint(&mut self) -> Option<impl Future<Output = bool> + Send + 'static> {
         let checkpoint = self.turns.as_mut()?.checkpoint()?;
         let node = Arc::clone(&self.charge.node);
         let (conversation, epoch) = (self.charge.tenure.conversation.clone(), self.sequencer.epoch());
         Some(async move {
-            if let Err(error) = node.store.save_checkpoint(&conversation, epoch, node.me, &checkpoint).await {
-                tracing::debug!(conversation = %conversation.id, %error, "a checkpoint was not saved");
+            match node.store.save_checkpoint(&conversation, epoch, node.me, &checkpoint).await {
+                Ok(saved) => saved,
+                Err(error) => {
+                    tracing::debug!(conversation = %conversation.id, %error, "a checkpoint was not saved");
+                    false
+                }
             }
         })
+    }
+
+    pub(super) fn runner_gone(&mut self, turn: Seq, how: turn::Gone) {
+        if let Some(turns) = &mut self.turns {
+            turns.runner_gone(turn);
+        }
+        self.tell_turns(turn::Input::RunnerGone { turn, how });
+    }
+
+    /// The time that the machine waits for has come.
+    pub(super) fn turns_are_due(&mut self) {
+        self.turns_timer = None;
+        self.tell_turns(turn::Input::Tick);
+    }
+
+    /// Wakes the loop when the machine wants to be told of the time; now and then a little early, which harms nobody.
+    pub(super) fn set_turns_timer(&mut self) {
+        let wake_at = self.turns.as_ref().and_then(|turns| turns.machine.wake_at(self.now()));
+        let Some(at) = wake_at else {
+            self.turns_timer = None;
+            return;
+        };
+        let is_set = self.turns_timer.as_ref().is_some_and(|(set, _)| *set <= at + TIMER_SLACK);
+        if !is_set {
+            self.turns_timer = Some((at, self.charge.node.seams.clock.sleep_until(at)));
+        }
     }
 }

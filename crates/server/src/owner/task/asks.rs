@@ -1,0 +1,197 @@
+//! What clients ask of a session's turns: to cancel one, to answer what waits, to run the last one again.
+//!
+//! Invariant: the machine decides from what is committed and what is on its way. What is not open any more is looked for in
+//! the log, so that a retry gets its first answer and everybody else learns what became of it.
+
+use conch_core::ids::{ClientMsgId, Subject};
+use conch_core::record::RecordKind;
+use conch_core::sequencer::key_reused;
+use conch_core::turn::NotDone;
+use conch_core::turn::cancel::{Cancel, CancelMode, CancelReason, Regenerate, Resolve, TurnAsk};
+use conch_core::turn::journal;
+use conch_store::{Direction, Landed, RangeQuery, Store};
+
+use super::*;
+
+/// In whose name the owner cancels a turn that another input interrupts.
+const INTERRUPTER: &str = "@interrupt";
+
+impl Owner {
+    pub(super) fn turn_ask(&mut self, ask: TurnAsk, reply: Reply) {
+        let Some(turns) = &mut self.turns else {
+            return reply(Err(Refusal::new(Code::Conflict, "conversation: has no agent, and so no turns")));
+        };
+        let decided = match &ask {
+            TurnAsk::Cancel(cancel) => return self.cancel(cancel.clone(), reply),
+            TurnAsk::Resolve(resolve) => turns.machine.resolve(resolve).map(|draft| vec![draft]),
+            TurnAsk::Regenerate(again) => turns.machine.regenerate(again, turns.inputs.len()),
+        };
+        match decided {
+            Ok(drafts) => {
+                let is_resolution = matches!(ask, TurnAsk::Resolve(_));
+                self.append_own(drafts, if is_resolution { resolved_otherwise(reply) } else { reply });
+            }
+            Err(NotDone::Closed) => self.look_in_the_log(ask, reply),
+            // One that was asked before may be there: then that is the answer, whatever is open now.
+            Err(NotDone::Refused(refusal)) if refusal.retry.is_none() => self.look_in_the_log(ask, reply),
+            Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
+        }
+    }
+
+    /// The runner is stopped at once, so that nothing more of it is shown or done; who asked is told when the cancel is on disk
+    /// and the runner is over (invariant 14).
+    fn cancel(&mut self, cancel: Cancel, reply: Reply) {
+        let Some(turns) = &mut self.turns else { return };
+        let partial = turns.partial(cancel.turn);
+        match turns.machine.cancel(&cancel, partial.as_deref()) {
+            Ok(drafts) => {
+                turns.stop_runner(Some(cancel.turn));
+                let ticket = self.ticket(reply);
+                if let Some(turns) = &mut self.turns {
+                    turns.own.insert(ticket, drafts.clone());
+                    turns.cancels.insert(ticket, cancel.turn);
+                }
+                self.step(Input::Append(ticket, drafts));
+            }
+            Err(NotDone::Closed) => self.look_in_the_log(TurnAsk::Cancel(cancel), reply),
+            Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
+        }
+    }
+
+    pub(super) fn interrupt(&mut self, turn: Seq) {
+        let (by, reason) = (Subject::system(INTERRUPTER), Some(CancelReason::Interrupted));
+        self.cancel(Cancel { turn, mode: CancelMode::Keep, by, reason }, Box::new(drop));
+    }
+
+    /// Lets waiting inputs join the turn whose runner asks.
+    pub(super) fn join(&mut self, turn: Seq, reply: oneshot::Sender<Result<Vec<Seq>, Refusal>>) {
+        let admitted = match &mut self.turns {
+            Some(turns) => turns.machine.admit_join(turn),
+            None => Err(moved()),
+        };
+        // A runner that is gone needs no answer.
+        match admitted {
+            Ok(drafts) if drafts.is_empty() => drop(reply.send(Ok(Vec::new()))),
+            Ok(drafts) => {
+                let joining: Vec<Seq> = drafts.iter().filter_map(|draft| draft.turn).collect();
+                self.append_own(drafts, Box::new(move |result| drop(reply.send(result.map(|_| joining)))));
+            }
+            Err(refusal) => drop(reply.send(Err(refusal))),
+        }
+    }
+
+    /// Answers from the log. Asked beside the loop, because it reads the store.
+    fn look_in_the_log(&self, ask: TurnAsk, reply: Reply) {
+        let store = Arc::clone(&self.charge.node.store);
+        let conversation = self.charge.tenure.conversation.clone();
+        self.charge.node.seams.spawn("look for a turn", async move {
+            let log = Log { store: &*store, conversation: &conversation };
+            let answer = match &ask {
+                TurnAsk::Cancel(cancel) => log.cancelled(cancel).await,
+                TurnAsk::Resolve(resolve) => log.resolved(resolve).await,
+                TurnAsk::Regenerate(again) => log.regenerated(again).await,
+            };
+            reply(answer.unwrap_or_else(|error| Err(store_refusal(&error))));
+        });
+    }
+}
+
+/// Another payload under the key of an await is a conflict, and nobody's mistake.
+fn resolved_otherwise(reply: Reply) -> Reply {
+    Box::new(move |result| {
+        reply(result.map_err(|refusal| match refusal.code {
+            Code::IdempotencyKeyReused => Refusal::new(Code::Conflict, "await: has been resolved in another way"),
+            _ => refusal,
+        }));
+    })
+}
+
+/// A conversation's log, for what is not open any more.
+struct Log<'a> {
+    store: &'a dyn Store,
+    conversation: &'a ConvRef,
+}
+
+type Answer = Result<Vec<Receipt>, Refusal>;
+
+impl Log<'_> {
+    async fn cancelled(&self, cancel: &Cancel) -> Result<Answer, StoreError> {
+        let turn = cancel.turn;
+        let draft = journal::cancelled(cancel);
+        let mut end = self.find(&draft.sender, &draft.client_msg_id).await?;
+        if let Some(there) = end.filter(|there| there.body_hash == draft.body_hash) {
+            return Ok(Ok(vec![duplicate(there)]));
+        }
+        if end.is_none() {
+            end = self.find(&Subject::system(journal::SUPERSEDE_SENDER), &draft.client_msg_id).await?;
+        }
+        let Some(there) = end else { return self.no_turn(turn).await.map(Err) };
+        let kind = self.kind_at(there.seq).await?.map_or("its end", RecordKind::as_str);
+        Ok(Err(Refusal::new(Code::Conflict, format!("turn: {turn} has ended by {kind}, seq {}", there.seq))))
+    }
+
+    async fn resolved(&self, resolve: &Resolve) -> Result<Answer, StoreError> {
+        let (id, draft) = (&resolve.id, resolve.draft());
+        match self.find(&draft.sender, &draft.client_msg_id).await? {
+            Some(there) if there.body_hash == draft.body_hash => return Ok(Ok(vec![duplicate(there)])),
+            Some(there) => {
+                let detail = format!("await: {id} has been resolved in another way, or has expired, seq {}", there.seq);
+                return Ok(Err(Refusal::new(Code::Conflict, detail)));
+            }
+            None => {}
+        }
+        let opened = self.find(&Subject::system(journal::AWAIT_SENDER), &draft.client_msg_id).await?;
+        Ok(Err(match opened {
+            Some(_) => Refusal::new(Code::Conflict, format!("await: the turn of {id} has ended")),
+            None => Refusal::new(Code::NotFound, format!("await: there is no {id}")),
+        }))
+    }
+
+    async fn regenerated(&self, again: &Regenerate) -> Result<Answer, StoreError> {
+        let draft = again.draft();
+        match self.find(&draft.sender, &draft.client_msg_id).await? {
+            Some(there) if there.body_hash == draft.body_hash => Ok(Ok(vec![duplicate(there)])),
+            Some(_) => Ok(Err(key_reused())),
+            None => {
+                let turn = again.turn;
+                let started = self.find(&Subject::system(journal::START_SENDER), &key_of(turn)).await?;
+                if started.is_none() {
+                    return self.no_turn(turn).await.map(Err);
+                }
+                let detail = format!("turn: {turn} is not the last one that ended, or another is open");
+                Ok(Err(Refusal::new(Code::Conflict, detail)))
+            }
+        }
+    }
+
+    async fn no_turn(&self, turn: Seq) -> Result<Refusal, StoreError> {
+        Ok(match self.kind_at(turn).await? {
+            Some(kind) => Refusal::new(Code::NotFound, format!("turn: {turn} is no turn, but a {kind}")),
+            None => Refusal::new(Code::NotFound, format!("turn: there is no {turn}")),
+        })
+    }
+
+    async fn find(&self, sender: &Subject, key: &ClientMsgId) -> Result<Option<Landed>, StoreError> {
+        self.store.find(self.conversation, sender, key).await
+    }
+
+    async fn kind_at(&self, seq: Seq) -> Result<Option<RecordKind>, StoreError> {
+        let query = RangeQuery {
+            conversation: self.conversation.clone(),
+            direction: Direction::After(Seq(seq.0.saturating_sub(1))),
+            limit: 1,
+            kinds: Vec::new(),
+        };
+        let page = self.store.range(&query).await?;
+        let found = page.and_then(|page| page.records.into_iter().find(|record| record.seq == seq));
+        Ok(found.map(|record| record.kind))
+    }
+}
+
+fn key_of(turn: Seq) -> ClientMsgId {
+    turn.to_string().parse().expect("digits are a key")
+}
+
+fn duplicate(there: Landed) -> Receipt {
+    Receipt { seq: there.seq, epoch: there.epoch, at: there.at, outcome: Outcome::Duplicate }
+}

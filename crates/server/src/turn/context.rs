@@ -88,11 +88,8 @@ impl TurnContext {
         Self { seams, port, run, limits, signal, replay, input, current, reset_due, own_steps }
     }
 
-    /// Reads the journal of a turn that was run before.
+    /// Reads the turn's journal. There is one also before the first run, when inputs joined with the start.
     pub(super) async fn resume(&mut self) -> Result<(), Halt> {
-        if self.run.begin == Begin::First {
-            return Ok(());
-        }
         if self.run.begin == Begin::TakenOver {
             let TurnRun { turn, epoch, .. } = self.run;
             self.port.live(LiveEvent::TurnResumed { turn, epoch });

@@ -27,15 +27,23 @@ async fn a_turn_is_journalled_in_order_and_ends_with_its_answer() {
     alice.session("s").await;
     let input = alice.sent("s", "1", "what is 2 + 2").await;
     let log = log_with(&alice, "s", "turn.completed", 1).await;
-    let expected =
-        ["message", "turn.started", "step.completed", "step.completed", "step.completed", "message", "turn.completed"];
+    let expected = [
+        "message",
+        "turn.started",
+        "step.completed",
+        "step.started",
+        "step.completed",
+        "step.completed",
+        "message",
+        "turn.completed",
+    ];
     assert_eq!(kinds(&log), expected);
     let senders: Vec<&str> = log.iter().filter_map(|record| record["sender"].as_str()).collect();
-    assert_eq!(senders, ["alice", "@start", "@step", "@step", "@step", "@agent:demo", "@end"]);
+    assert_eq!(senders, ["alice", "@start", "@step", "@intent", "@step", "@step", "@agent:demo", "@end"]);
     let turn = log[1]["turn"].clone();
     assert!(log[1..].iter().all(|record| record["turn"] == turn), "{log:?}");
     assert_eq!(turn, json!(input), "a turn is named by its input");
-    let (answer, end) = (&log[5], &log[6]);
+    let (answer, end) = (&log[6], &log[7]);
     assert_eq!(answer["at"], end["at"], "one commit");
     assert_eq!(end["seq"].as_u64(), answer["seq"].as_u64().map(|seq| seq + 1));
     assert!(answer["body"]["text"].as_str().is_some_and(|text| text.contains("2 + 2 is 4")), "{answer}");
@@ -130,31 +138,47 @@ async fn a_second_message_waits_and_runs_afterwards() {
 }
 
 #[tokio::test]
-async fn a_turn_that_a_restart_cut_off_fails_and_the_queue_goes_on() {
+async fn a_turn_that_a_restart_cut_off_goes_on_and_so_does_the_queue() {
     let node = Node::start_with(|config| config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 60)).await;
     let alice = node.client("alice");
     alice.session("s").await;
     let mut socket = Socket::joined(&node, &alice, "s").await;
     let one = alice.sent("s", "1", "1 + 1").await;
-    socket.until_event("delta").await;
+    socket.until_event("step.completed").await;
     let two = alice.sent("s", "2", "2 + 2").await;
     let node = node.restart().await;
     let alice = node.client("alice");
-    // Somebody looks, and the conversation gets an owner again.
-    let mut stream = Stream::open(&alice, "/v1/conversations/s/stream?after=0").await;
-    stream.up_to("turn.completed").await;
-    let log = alice.log("s").await;
-    let ends: Vec<(&str, &Value, &Value)> = log
+    // Nobody looks: the due row brings the conversation an owner.
+    let log = log_with(&alice, "s", "turn.completed", 2).await;
+    let ends: Vec<(&str, &Value)> = log
         .iter()
         .filter(|record| record["sender"] == "@end")
-        .map(|record| (record["kind"].as_str().expect("a kind"), &record["turn"], &record["body"]["reason"]))
+        .map(|record| (record["kind"].as_str().expect("a kind"), &record["turn"]))
         .collect();
-    assert_eq!(
-        ends,
-        [("turn.failed", &json!(one), &json!("owner_lost")), ("turn.completed", &json!(two), &Value::Null),]
-    );
+    assert_eq!(ends, [("turn.completed", &json!(one)), ("turn.completed", &json!(two))]);
+    let steps: Vec<&str> = log
+        .iter()
+        .filter(|record| record["kind"] == "step.completed" && record["turn"] == one)
+        .map(|record| record["body"]["step"].as_str().expect("a step"))
+        .collect();
+    assert_eq!(steps, ["m1", "m1.t0", "m2"], "each once");
     let epochs: Vec<u64> = log.iter().filter_map(|record| record["epoch"].as_u64()).collect();
     assert!(epochs.is_sorted() && epochs.first() < epochs.last(), "{epochs:?}");
+}
+
+#[tokio::test]
+async fn settings_say_what_happens_to_a_second_message() {
+    let node = node().await;
+    let alice = node.client("alice");
+    alice.session("s").await;
+    let one = alice.sent("s", "1", "1 + 1").await;
+    let settings = json!({"settings": {"second_message": "reject"}});
+    alice.call("PATCH", "/v1/conversations/s", settings).await.ok(200);
+    let detail = alice.send("s", "2", "2 + 2").await.problem(409, "conflict");
+    assert_eq!(detail, format!("second_message: turn {one} has not ended"));
+    let again = alice.send("s", "1", "1 + 1").await.ok(200);
+    assert_eq!(again["seq"], json!(one), "a retry of what was accepted is no second message");
+    log_with(&alice, "s", "turn.completed", 1).await;
 }
 
 #[tokio::test]

@@ -118,7 +118,7 @@ fn a_turn_whose_owner_is_killed_finishes_with_each_step_once() {
 }
 
 #[test]
-fn ten_restarts_with_progress_end_well() {
+fn a_turn_outlives_the_restarts_of_its_only_node() {
     let restarts = play_in(sessions(1, "demo"), |scene| async move {
         scene.until(RecordKind::TurnCompleted, Seq(1)).await;
         let turn = scene.starts(0, "work").await;

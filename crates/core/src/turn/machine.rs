@@ -77,6 +77,8 @@ pub(super) enum Rule {
     StoppedIsOut,
     /// One append of the machine's own at a time.
     OneAtATime,
+    /// A turn is run again when what its last runner sent has landed or is refused.
+    SettledFirst,
 }
 
 /// When inputs that wait came, for merging them.
@@ -359,6 +361,7 @@ impl TurnMachine {
             _ => {}
         }
         running.progressed(record);
+        running.outstanding &= record.kind == RecordKind::AwaitResolved;
         if record.kind == RecordKind::AwaitResolved && self.own == Some(Own::Expiry(turn)) {
             self.own = None;
         }
@@ -388,6 +391,9 @@ impl TurnMachine {
             }
             let Some(turn) = draft.turn else { continue };
             self.leaving.remove(&turn);
+            if let Some(running) = self.running.as_mut().filter(|running| running.turn == turn) {
+                running.outstanding &= !is_journal(draft.kind) || draft.kind == RecordKind::AwaitResolved;
+            }
             if draft.kind.ends_turn()
                 && let Some(running) = self.running.as_mut().filter(|running| running.turn == turn)
             {

@@ -56,6 +56,8 @@ pub(super) struct Running {
     pub(super) runs: Option<Runs>,
     pub(super) runner: Runner,
     pub(super) end: End,
+    /// A record of its journal is on its way to the log: whoever ran it now would not see it, and do the step again.
+    pub(super) outstanding: bool,
     /// The shell was asked to cancel it, and has not yet.
     pub(super) interrupting: bool,
 }
@@ -83,6 +85,7 @@ impl Running {
             runs: None,
             runner: Runner::Nobody,
             end: End::None,
+            outstanding: false,
             interrupting: false,
         }
     }
@@ -100,6 +103,7 @@ impl Running {
             runs,
             runner: Runner::Nobody,
             end: End::None,
+            outstanding: false,
             interrupting: false,
         }
     }

@@ -28,7 +28,7 @@ fn sessions(machines: usize, agent: &'static str) -> Setting {
 }
 
 impl Scene {
-    async fn log(&self) -> Vec<Record> {
+    async fn records(&self) -> Vec<Record> {
         let query = RangeQuery {
             conversation: self.room.clone(),
             direction: Direction::After(Seq(0)),
@@ -38,8 +38,10 @@ impl Scene {
         self.site.recorder.range(&query).await.expect("the memory store does not fail").expect("it exists").records
     }
 
+    /// The receipt of what is asked for, which comes last.
     async fn asks(&self, node: usize, ask: TurnAsk) -> Result<Receipt, Refusal> {
-        self.nodes[node].router.turn(&self.room, ask).await.map(|receipts| receipts[0])
+        let receipts = self.nodes[node].router.turn(&self.room, ask).await?;
+        Ok(*receipts.last().expect("one for each record"))
     }
 
     async fn cancel(&self, node: usize, turn: Seq, mode: CancelMode) -> Result<Receipt, Refusal> {
@@ -61,13 +63,13 @@ impl Scene {
     /// Waits until the log holds this kind for a turn.
     async fn until(&self, kind: RecordKind, turn: Seq) -> Vec<Record> {
         for _ in 0..6_000 {
-            let log = self.log().await;
+            let log = self.records().await;
             if log.iter().any(|record| record.kind == kind && record.turn == Some(turn)) {
                 return log;
             }
             self.wait(100).await;
         }
-        panic!("no {kind} of turn {turn}: {:?}", lines(&self.log().await, turn));
+        panic!("no {kind} of turn {turn}: {:?}", lines(&self.records().await, turn));
     }
 }
 
@@ -144,7 +146,7 @@ fn a_cancel_through_another_node_ends_the_turn_and_nothing_follows() {
         let turn = scene.starts(0, "work").await;
         scene.wait(900).await;
         let receipt = scene.cancel(1, turn, CancelMode::Keep).await.expect("it runs");
-        let log = scene.log().await;
+        let log = scene.records().await;
         assert_eq!(log.last().map(|end| (end.kind, end.seq)), Some((RecordKind::TurnCancelled, receipt.seq)));
         let answer = log.iter().rfind(|record| record.kind == RecordKind::Message).expect("what was said");
         assert!(answer.body.as_str().contains("Hello, I am the demo agent"), "{:?}", answer.body);
@@ -156,7 +158,7 @@ fn a_cancel_through_another_node_ends_the_turn_and_nothing_follows() {
         let none = scene.cancel(1, Seq(99_999), CancelMode::Keep).await.expect_err("there is none");
         assert_eq!(none.code, Code::NotFound);
         scene.wait(5_000).await;
-        assert_eq!(scene.log().await.len(), log.len(), "nothing follows");
+        assert_eq!(scene.records().await.len(), log.len(), "nothing follows");
     });
 }
 
@@ -249,7 +251,7 @@ fn three_under(second_message: SecondMessage) -> (BTreeMap<&'static str, usize>,
         }
         scene.wait(30_000).await;
         let mut ends = BTreeMap::new();
-        for record in scene.log().await.iter().filter(|record| record.seq > Seq(1) && record.kind.ends_turn()) {
+        for record in scene.records().await.iter().filter(|record| record.seq > Seq(1) && record.kind.ends_turn()) {
             *ends.entry(record.kind.as_str()).or_insert(0) += 1;
         }
         (ends, accepted)

@@ -71,11 +71,12 @@ impl TurnMachine {
 
     /// Runs the running turn, if nobody does and it does not wait.
     fn run(&mut self, epoch: Epoch, out: &mut Vec<Action>) {
-        let waiting_rests = self.holds(Rule::WaitingRests);
+        let (waiting_rests, settled_first) = (self.holds(Rule::WaitingRests), self.holds(Rule::SettledFirst));
         let Some(running) = &mut self.running else { return };
         let to_be_run = running.runner == Runner::Nobody
             && (running.awaiting.is_none() || !waiting_rests)
             && running.end == End::None
+            && !(running.outstanding && settled_first)
             && !running.is_stuck()
             && !running.interrupting;
         if !to_be_run {

@@ -69,6 +69,8 @@ impl TurnMachine {
         spent.check().map_err(|exceeded| Refusal::new(Code::TooLarge, exceeded.to_string()))?;
         if drafts.iter().any(|draft| draft.kind.ends_turn()) {
             running.end = End::Appending;
+        } else {
+            running.outstanding = true;
         }
         Ok(())
     }

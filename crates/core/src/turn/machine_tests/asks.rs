@@ -49,6 +49,19 @@ fn a_cancel_that_was_refused_leaves_the_turn_running() {
 }
 
 #[test]
+fn a_turn_is_not_run_again_before_its_last_step_has_landed() {
+    let mut owner = Owner::running();
+    owner.runner_steps();
+    owner.cancel(&cancel(owner.first(), CancelMode::Keep));
+    let refused = owner.pending.pop().expect("the cancel");
+    owner.tell(Input::AppendRefused { drafts: &refused, retry: None });
+    owner.stopped_is_gone();
+    assert!(owner.runner.is_none(), "its first step is on its way");
+    owner.commit();
+    assert_eq!(owner.next_step(), Some((owner.first(), StepId::model(2))));
+}
+
+#[test]
 fn an_end_that_is_on_its_way_wins_over_a_cancel() {
     let mut owner = Owner::running();
     owner.runner_ends();

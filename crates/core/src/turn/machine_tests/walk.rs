@@ -177,6 +177,7 @@ fn every_rule_is_needed() {
         Rule::WaitingRefuses,
         Rule::StoppedIsOut,
         Rule::OneAtATime,
+        Rule::SettledFirst,
     ] {
         let config = Config { cases: 2000, max_shrink_iters: 0, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new_with_rng(

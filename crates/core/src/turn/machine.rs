@@ -73,8 +73,6 @@ pub(super) enum Rule {
     WaitingRests,
     /// A turn that waits takes no further step.
     WaitingRefuses,
-    /// A runner that was told to stop appends nothing more.
-    StoppedIsOut,
     /// One append of the machine's own at a time.
     OneAtATime,
     /// A turn is run again when what its last runner sent has landed or is refused.

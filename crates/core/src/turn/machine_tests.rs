@@ -233,6 +233,13 @@ impl Owner {
         }
     }
 
+    /// The last group that came is refused.
+    fn refuse_last(&mut self) {
+        if let Some(drafts) = self.pending.pop() {
+            self.tell(Input::AppendRefused { drafts: &drafts, retry: None });
+        }
+    }
+
     /// True if the runner's group is on its way.
     fn runner_appends(&mut self, drafts: Vec<Draft>) -> Result<(), Refusal> {
         self.machine.admit(&drafts)?;

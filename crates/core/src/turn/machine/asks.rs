@@ -55,11 +55,11 @@ impl TurnMachine {
         let conflict = |problem: &str| Err(Refusal::new(Code::Conflict, format!("turn: {turn} {problem}")));
         check_shape(drafts)?;
         let end_closes = self.holds(Rule::EndCloses);
-        let (stopped_is_out, waiting_refuses) = (self.holds(Rule::StoppedIsOut), self.holds(Rule::WaitingRefuses));
+        let waiting_refuses = self.holds(Rule::WaitingRefuses);
         let Some(running) = self.running.as_mut().filter(|running| running.turn == turn) else {
             return conflict("is not running");
         };
-        if running.end == End::Appending && end_closes || running.runner != Runner::Alive && stopped_is_out {
+        if running.end == End::Appending && end_closes || running.runner != Runner::Alive {
             return conflict("is ending");
         }
         if running.awaiting.is_some() && waiting_refuses && drafts.iter().any(|draft| !draft.kind.ends_turn()) {

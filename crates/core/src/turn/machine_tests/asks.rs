@@ -53,8 +53,7 @@ fn a_turn_is_not_run_again_before_its_last_step_has_landed() {
     let mut owner = Owner::running();
     owner.runner_steps();
     owner.cancel(&cancel(owner.first(), CancelMode::Keep));
-    let refused = owner.pending.pop().expect("the cancel");
-    owner.tell(Input::AppendRefused { drafts: &refused, retry: None });
+    owner.refuse_last();
     owner.stopped_is_gone();
     assert!(owner.runner.is_none(), "its first step is on its way");
     owner.commit();

@@ -14,6 +14,8 @@ enum Event {
     Commit,
     Refuse,
     RefuseForGood,
+    /// The queue is full: the last one is refused, and what came before is on its way.
+    RefuseLast,
     Again(usize),
     Step,
     Wait,
@@ -47,6 +49,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         16 => Just(Event::Commit),
         2 => Just(Event::Refuse),
         2 => Just(Event::RefuseForGood),
+        3 => Just(Event::RefuseLast),
         4 => any::<usize>().prop_map(Event::Again),
         6 => Just(Event::Step),
         3 => Just(Event::Wait),
@@ -75,6 +78,7 @@ fn perform(owner: &mut Owner, event: &Event) {
         Event::Commit => owner.commit(),
         Event::Refuse => owner.refuse(Some(Retry::SOON)),
         Event::RefuseForGood => owner.refuse(None),
+        Event::RefuseLast => owner.refuse_last(),
         Event::Again(which) => {
             if !owner.log.is_empty() {
                 let record = owner.log[which % owner.log.len()].clone();
@@ -175,7 +179,6 @@ fn every_rule_is_needed() {
         Rule::LeavingStays,
         Rule::WaitingRests,
         Rule::WaitingRefuses,
-        Rule::StoppedIsOut,
         Rule::OneAtATime,
         Rule::SettledFirst,
     ] {

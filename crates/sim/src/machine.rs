@@ -23,7 +23,7 @@ use conch_server::people::People;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
-use conch_store::faulty::FaultyStore;
+use conch_store::faulty::{Call, FaultyStore};
 use conch_store::{LogStore as _, Store};
 use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
@@ -132,6 +132,8 @@ pub struct Machine {
     site: Site,
     /// The way from this machine to the store.
     pub weather: Shared<Weather>,
+    /// Calls to the store of which one answer each is lost, whatever the weather.
+    pub losing: Shared<Vec<Call>>,
     state: Shared<State>,
 }
 
@@ -150,7 +152,14 @@ impl Machine {
     pub fn new(name: &str, region: &str, site: Site, dice: Dice) -> Self {
         let state = State { dice, process: None, running: None, started: 0 };
         let region = region.parse().expect("a region's name");
-        Self { name: name.to_owned(), region, site, weather: shared(Weather::Calm), state: shared(state) }
+        Self {
+            name: name.to_owned(),
+            region,
+            site,
+            weather: shared(Weather::Calm),
+            losing: Shared::default(),
+            state: shared(state),
+        }
     }
 
     /// The node, if it has started and its process is alive.
@@ -194,7 +203,8 @@ impl Machine {
             (process, Dice::new(seed, 0))
         };
         let world = self.site.executor.world();
-        let plan = SeededPlan::new(plan, world.clone(), self.weather.clone(), self.site.tally.clone());
+        let (weather, losing) = (self.weather.clone(), self.losing.clone());
+        let plan = SeededPlan::new(plan, world.clone(), weather, losing, self.site.tally.clone());
         let late = Arc::new(move |work| world.spawn("late call", work));
         let store: Arc<dyn Store> =
             Arc::new(FaultyStore::new(Arc::new(self.site.recorder.clone()), Arc::new(plan), late));

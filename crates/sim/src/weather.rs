@@ -34,6 +34,7 @@ pub struct SeededPlan {
     dice: Shared<Dice>,
     world: Process,
     weather: Shared<Weather>,
+    losing: Shared<Vec<Call>>,
     tally: Tally,
 }
 
@@ -44,10 +45,17 @@ const STORM_DELAY: Duration = Duration::from_millis(400);
 const LATE: Duration = Duration::from_secs(3);
 
 impl SeededPlan {
-    /// A plan that draws from `dice` under the weather in `weather`.
+    /// A plan that draws from `dice` under the weather in `weather`, and loses one answer for each call in `losing`.
     #[must_use]
-    pub fn new(dice: Dice, world: Process, weather: Shared<Weather>, tally: Tally) -> Self {
-        Self { dice: shared(dice), world, weather, tally }
+    pub fn new(dice: Dice, world: Process, weather: Shared<Weather>, losing: Shared<Vec<Call>>, tally: Tally) -> Self {
+        Self { dice: shared(dice), world, weather, losing, tally }
+    }
+
+    /// Whether this call's answer is to be lost on purpose.
+    fn loses(&self, call: Call) -> bool {
+        let losing = &mut *lock(&self.losing);
+        let found = losing.iter().position(|lost| *lost == call);
+        found.map(|index| losing.remove(index)).is_some()
     }
 
     fn failing(&self, dice: &mut Dice) -> Fault {
@@ -83,7 +91,9 @@ impl FaultPlan for SeededPlan {
             Weather::Calm => (0, CALM_DELAY),
             _ => (10, CALM_DELAY),
         };
-        let fault = if cut {
+        let fault = if self.loses(call) {
+            Fault::ApplyThenLoseReply
+        } else if cut {
             // A cut line loses requests and, of those under way when it was cut, answers.
             let lost = !call.is_read() && dice.chance(100);
             if lost { Fault::ApplyThenLoseReply } else { unreachable_store() }

@@ -64,7 +64,7 @@ impl Router {
     /// Resolves a conversation whose reign here ended in doubt, until that says whose it is. Where the store still names this
     /// node, nobody else would take up its due work: others see a live owner.
     pub(super) fn look_again(&self, conversation: &ConvRef) {
-        if !self.table().looking.insert(conversation.key) {
+        if !self.shared.node.rules.hold(Rule::DoubtLooksAgain) || !self.table().looking.insert(conversation.key) {
             return;
         }
         let (router, conversation) = (self.clone(), conversation.clone());

@@ -292,6 +292,11 @@ impl Router {
     /// # Errors
     /// A refusal with a directive when another node owns the conversation, or should.
     pub async fn follow_here(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
+        if !self.shared.node.rules.hold(Rule::BetterPlaceSettles)
+            && !self.table().entries.contains_key(&conversation.key)
+        {
+            return Err(moved());
+        }
         let seeking = Seeking { avoid: None, urgency: Urgency::Background };
         match self.place_for(conversation, seeking).await? {
             Place::Here(owner) => owner.follow().await,
@@ -352,19 +357,24 @@ impl Router {
                 },
                 Err(refusal) => refusal,
             };
-            // A peer that is on its way out has given away what it owned; this node's own end is definite.
-            let moving = refusal.retry.is_some()
-                && (refusal.code == Code::ConversationUnavailable
-                    || (refusal.code == Code::Draining && !self.is_closed()));
+            let moving = self.is_moving(&refusal);
             if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }
-            if !moving || seams.now() + wait >= give_up {
+            if !moving || !self.shared.node.rules.hold(Rule::MovingAsksAgain) || seams.now() + wait >= give_up {
                 return Err(refusal);
             }
             seams.sleep(wait / 2 + seams.jitter(wait / 2)).await;
             wait = (wait * 2).min(Duration::from_millis(500));
         }
+    }
+
+    /// Does a refusal say that ownership moves? A peer that is on its way out has given away what it owned; this node's own
+    /// end is definite.
+    fn is_moving(&self, refusal: &Refusal) -> bool {
+        let by_draining =
+            refusal.code == Code::Draining && self.shared.node.rules.hold(Rule::DrainingMoves) && !self.is_closed();
+        refusal.retry.is_some() && (refusal.code == Code::ConversationUnavailable || by_draining)
     }
 
     /// Where a conversation is owned: a running task here (one is started after a claim), or another node.
@@ -385,7 +395,10 @@ impl Router {
                 Lookup::Active(handle) => return Ok(Place::Here(handle)),
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
-                Lookup::Wait(mut settled) => drop(settled.changed().await),
+                Lookup::Wait(mut settled) if self.shared.node.rules.hold(Rule::ClaimsAreShared) => {
+                    drop(settled.changed().await);
+                }
+                Lookup::Wait(_) => return self.settle(conversation, None, seeking, watch::Sender::new(())).await,
                 Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, seeking, settled).await,
             }
         }

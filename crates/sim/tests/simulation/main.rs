@@ -1,6 +1,8 @@
 //! The simulation's tests, in one binary.
 
+mod acts;
 mod cluster;
+mod following;
 mod model;
 mod routing;
 mod scene;

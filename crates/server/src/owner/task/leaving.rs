@@ -46,7 +46,7 @@ impl Owner {
         };
         let _ = handing.done.send(handed);
         self.refuse_inbox();
-        self.followers.clear();
+        self.close_streams();
         End::Gone
     }
 
@@ -81,7 +81,7 @@ impl Owner {
                 tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
             }
         }
-        self.followers.clear();
+        self.close_streams();
         for done in self.releasing.drain(..) {
             let _ = done.send(());
         }
@@ -93,9 +93,18 @@ impl Owner {
         self.inbox.close();
         self.refuse_inbox();
         self.stop_runner();
+        self.close_streams();
         match self.charge.tenure.kind {
             ConversationKind::Session => End::Lost,
             ConversationKind::Channel | ConversationKind::Direct => End::Gone,
+        }
+    }
+
+    /// Followers see the end of their stream (F6).
+    fn close_streams(&mut self) {
+        let followers = std::mem::take(&mut self.followers);
+        if !self.charge.node.rules.hold(Rule::StreamsClose) {
+            std::mem::forget(followers);
         }
     }
 

@@ -39,6 +39,14 @@ pub enum Rule {
     MovingAsksAgain,
     /// Concurrent callers on a node share one claim.
     ClaimsAreShared,
+    /// A claim that nobody waits for comes back when it was told to, and leaves the store alone until then.
+    ClaimsWaitTheirTurn,
+    /// Looking for an owner ends with the budget.
+    BudgetBoundsLooking,
+    /// Conversations that are at rest are taken out one by one to be given up, not all beforehand.
+    SleepersGoOneByOne,
+    /// So many owners at once change hands when their patience is over.
+    FewHandOverAtOnce,
 }
 
 /// The rules that hold.

@@ -23,7 +23,7 @@ use conch_server::people::People;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
 use conch_server::turn::agents::{AgentConfig, Agents, DEMO};
-use conch_store::faulty::{Call, FaultyStore};
+use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
 use futures_util::future::{Either, select};
 use tokio::sync::oneshot;
@@ -34,7 +34,7 @@ use crate::executor::{ClockStart, Executor, Process};
 use crate::network::{Network, SimulatedLink};
 use crate::recorder::Recorder;
 use crate::shared::{Shared, lock, shared};
-use crate::weather::{SeededPlan, Weather};
+use crate::weather::{Orders, SeededPlan, Weather};
 
 /// Time between two words of the demo agent, in milliseconds.
 const PACE_MS: u16 = 20;
@@ -132,8 +132,8 @@ pub struct Machine {
     site: Site,
     /// The way from this machine to the store.
     pub weather: Shared<Weather>,
-    /// Calls to the store of which one answer each is lost, whatever the weather.
-    pub losing: Shared<Vec<Call>>,
+    /// What becomes of single calls from this machine to the store.
+    pub orders: Shared<Orders>,
     state: Shared<State>,
 }
 
@@ -157,7 +157,7 @@ impl Machine {
             region,
             site,
             weather: shared(Weather::Calm),
-            losing: Shared::default(),
+            orders: Shared::default(),
             state: shared(state),
         }
     }
@@ -203,8 +203,8 @@ impl Machine {
             (process, Dice::new(seed, 0))
         };
         let world = self.site.executor.world();
-        let (weather, losing) = (self.weather.clone(), self.losing.clone());
-        let plan = SeededPlan::new(plan, world.clone(), weather, losing, self.site.tally.clone());
+        let (weather, orders) = (self.weather.clone(), self.orders.clone());
+        let plan = SeededPlan::new(plan, world.clone(), weather, orders, self.site.tally.clone());
         let late = Arc::new(move |work| world.spawn("late call", work));
         let store: Arc<dyn Store> =
             Arc::new(FaultyStore::new(Arc::new(self.site.recorder.clone()), Arc::new(plan), late));

@@ -7,6 +7,7 @@ use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq};
 use conch_core::record::{Record, RecordKind};
 use conch_core::refusal::Refusal;
 use conch_core::sequencer::Receipt;
+use conch_server::events::{EVENTS_MAX, Event};
 use conch_server::frame::Frame;
 use conch_server::hub::sink::{FrameSink, Joined, Push, Sink};
 use conch_server::hub::{Join, Session};
@@ -118,6 +119,12 @@ impl Scene {
     pub(crate) async fn stop(&self, node: usize) {
         self.machines[node].drain(Duration::from_secs(1)).await;
         self.machines[node].shut_down(Duration::from_secs(5)).await;
+    }
+
+    /// What happened to ownership on a node.
+    pub(crate) fn events(&self, node: usize) -> Vec<Event> {
+        let page = self.nodes[node].node.events.after(0, EVENTS_MAX);
+        page.events.into_iter().map(|recorded| recorded.event).collect()
     }
 
     pub(crate) fn forwarded(&self) -> u64 {

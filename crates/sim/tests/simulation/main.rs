@@ -3,6 +3,7 @@
 mod acts;
 mod cluster;
 mod following;
+mod load;
 mod model;
 mod routing;
 mod scene;

@@ -5,16 +5,19 @@ use std::time::Duration;
 
 use conch_core::body::Body;
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::Epoch;
+use conch_core::ids::{Epoch, Generation, Seq};
 use conch_core::record::{Draft, RecordKind};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::sequencer::Receipt;
+use conch_server::events::{Event, WhyReleased};
+use conch_server::link::Handed;
 use conch_server::rules::Rule;
 use conch_server::seams::Clock as _;
 use conch_sim::executor::Halt;
 use conch_sim::machine::Removed;
+use conch_store::LogStore as _;
 use conch_store::faulty::Call;
-use futures_util::future::{Either, FusedFuture, FutureExt as _, join_all, select};
+use futures_util::future::{Either, FusedFuture, FutureExt as _, join, join_all, select};
 
 use crate::acts::acked;
 use crate::scene::{Setting, play, play_in, whole, without_routing};
@@ -172,10 +175,47 @@ fn the_last_node_ends_cleanly() {
     let (alive, rows, head, complaints) = play(1, whole(), |scene| async move {
         scene.stop(0).await;
         let head = scene.epoch_and_owner(&scene.room).await;
+        let (conversation, why) = (scene.room.id.clone(), WhyReleased::Draining);
+        let released = Event::Released { conversation, epoch: Epoch(1), why };
+        assert!(scene.events(0).contains(&released), "operators are told");
         (scene.nodes[0].process.is_alive(), scene.rows().await.len(), head, scene.complaints())
     });
     assert_eq!((alive, rows, head), (false, 0, (Epoch(1), None)));
     assert_eq!(complaints, Vec::<String>::new());
+}
+
+#[test]
+fn what_another_one_has_by_now_is_not_said_to_be_released() {
+    let events = play(2, whole(), |scene| async move {
+        scene.hand_off_unheard(1).await;
+        scene.nodes[0].router.shut_down().await;
+        scene.events(0)
+    });
+    assert!(!events.iter().any(|event| matches!(event, Event::Released { .. })), "{events:?}");
+}
+
+/// A hand-over is heard of that was made long ago.
+#[test]
+fn an_old_hand_over_makes_no_owner() {
+    let (stale, fresh) = play(2, whole(), |scene| async move {
+        let log = scene.site.recorder.log().await.expect("the memory store does not fail");
+        let (last_seq, first_seq) = (Seq(1), Seq(2));
+        let handed = |epoch| Handed {
+            conversation: scene.room.id.clone(),
+            epoch,
+            generation: Generation(1),
+            last_seq,
+            first_seq,
+            log: log.clone(),
+        };
+        let router = &scene.nodes[1].router;
+        router.adopt(handed(Epoch(1))).await;
+        let stale = router.active(&scene.room).is_some();
+        scene.hand_off_unheard(1).await;
+        router.adopt(handed(Epoch(2))).await;
+        (stale, router.active(&scene.room).is_some())
+    });
+    assert_eq!((stale, fresh), (false, true));
 }
 
 /// Who owns a new conversation that comes in on a draining node, and the one that it owned itself? `true`: that node.
@@ -257,6 +297,25 @@ fn a_turn_in_doubt(lost: Lost, removed: Removed) -> RecordKind {
                 scene.lose_an_answer(1, Call::Conversation);
                 scene.nodes[0].router.drain(Duration::ZERO).await;
             }
+            Lost::HandOver => {
+                // Nothing was changed.
+                scene.refuse_once(0, Call::HandOff);
+                scene.nodes[0].router.drain(Duration::ZERO).await;
+            }
+            Lost::HandOverDone => {
+                scene.lose_an_answer(0, Call::HandOff);
+                scene.nodes[0].router.drain(Duration::ZERO).await;
+            }
+            Lost::Telling => {
+                scene.slow_down(0, Call::HandOff, Duration::from_millis(500));
+                let refused = async {
+                    scene.wait(200).await;
+                    scene.site.network.refuse(&scene.machines[1].addr());
+                    scene.wait(3_000).await;
+                    scene.site.network.mend(&scene.machines[1].addr());
+                };
+                join(scene.nodes[0].router.drain(Duration::ZERO), refused).await;
+            }
             Lost::Claim => {
                 scene.lose_an_answer(1, Call::Claim);
                 scene.nodes[0].process.kill();
@@ -277,11 +336,18 @@ enum Lost {
     HandedOver,
     /// The answer to the claim of the one that takes it over.
     Claim,
+    /// The hand-over itself, which is not done.
+    HandOver,
+    /// The answer to the hand-over, which is done.
+    HandOverDone,
+    /// What the one that it is handed to is told.
+    Telling,
 }
 
 #[test]
 fn a_turn_ends_though_its_reign_ended_in_doubt_and_nobody_comes() {
-    for lost in [Lost::Commit, Lost::HandedOver, Lost::Claim] {
+    let all = [Lost::Commit, Lost::HandedOver, Lost::HandOver, Lost::HandOverDone, Lost::Telling, Lost::Claim];
+    for lost in all {
         assert_eq!(a_turn_in_doubt(lost, whole()), RecordKind::TurnFailed, "{lost:?}");
         let mutant = a_turn_in_doubt(lost, without_routing(Rule::DoubtLooksAgain));
         assert_ne!(mutant, RecordKind::TurnFailed, "the rule is needed: {lost:?}");

@@ -34,8 +34,8 @@ use conch_store::memory::MemoryStore;
 use conch_store::{LeaseStore as _, LogStore as _, NewConversation, NodeRow};
 use futures_util::future::{Either, select};
 
-/// Channels of a scene.
-pub(crate) const ROOMS: usize = 5;
+/// Conversations of a scene, where it does not need more.
+const ROOMS: usize = 5;
 
 /// Some machines on one calm store, long enough together to judge each other; one channel, which the first one owns.
 pub(crate) struct Scene {
@@ -72,6 +72,8 @@ pub(crate) struct Setting {
     /// Where the channel may be owned; empty: anywhere.
     pub(crate) allowed: Vec<&'static str>,
     pub(crate) home: &'static str,
+    /// How many conversations.
+    pub(crate) rooms: usize,
     /// Of all conversations.
     pub(crate) kind: ConversationKind,
     pub(crate) limits: NodeLimits,
@@ -87,6 +89,7 @@ impl Setting {
             regions: vec!["local"; machines],
             allowed: Vec::new(),
             home: "local",
+            rooms: ROOMS,
             kind: ConversationKind::Channel,
             limits,
             removed,
@@ -117,7 +120,8 @@ where
         Arc::new(move || world.wall().0)
     };
     let store = MemoryStore::new("sim", clock);
-    let rooms = (1..ROOMS).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
+    let rooms =
+        (1..setting.rooms).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
     let conversations: Vec<ConvRef> = [room.clone()].into_iter().chain(rooms).collect();
     let history = History::new(executor.clone());
     let recorder = Recorder::new(store, history, world.clone(), &conversations, tally.clone(), Answer::AfterCommit);
@@ -231,7 +235,17 @@ impl Scene {
 
     /// One answer of the store to this call of this node is lost; what was asked is done.
     pub(crate) fn lose_an_answer(&self, node: usize, call: Call) {
-        self.machines[node].losing.lock().expect("one thread").push(call);
+        self.machines[node].orders.lock().expect("one thread").losing.push(call);
+    }
+
+    /// The store refuses this call of this node once.
+    pub(crate) fn refuse_once(&self, node: usize, call: Call) {
+        self.machines[node].orders.lock().expect("one thread").refusing.push(call);
+    }
+
+    /// Such calls of this node to the store take so long from now on.
+    pub(crate) fn slow_down(&self, node: usize, call: Call, takes: Duration) {
+        self.machines[node].orders.lock().expect("one thread").slow = Some((call, takes));
     }
 
     pub(crate) fn deaths_declared_by(&self, node: usize) -> Vec<WhyDead> {

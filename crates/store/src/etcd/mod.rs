@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-pub use admin::{switch_to_etcd, switch_to_postgres};
+pub use admin::{KeptIn, restored, switch_to_etcd, switch_to_postgres};
 pub use error::OpenError;
 pub use url::check as check_url;
 

@@ -34,6 +34,7 @@ use tokio::sync::{Semaphore, watch};
 use self::table::{Entry, Lookup, Stage, Table};
 use crate::bounded;
 use crate::cluster::claims::{ClaimRate, Urgency};
+use crate::cluster::nodes::View;
 use crate::link::{Hops, Link, LinkError, Peer, Request, Response};
 use crate::metrics;
 use crate::node::Node;
@@ -255,19 +256,16 @@ impl Router {
         call: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
         let mut views = self.shared.node.nodes.watch();
-        let began = self.shared.node.seams.now();
+        let asked_at = self.shared.node.seams.now();
+        // A view that was read before may be older than the peer, and not know it yet.
+        let lacks_it = |view: &Arc<View>| {
+            view.read_at.is_some_and(|read_at| read_at >= asked_at)
+                && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+        };
         let gone = async {
-            while views.changed().await.is_ok() {
-                let view = Arc::clone(&views.borrow());
-                // A look that began before may be older than the peer.
-                if view.read_at < Some(began) {
-                    continue;
-                }
-                if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
-                    return;
-                }
+            if views.wait_for(lacks_it).await.is_err() {
+                std::future::pending::<()>().await;
             }
-            std::future::pending().await
         };
         // Dropping the call gives its answer up, which is of unknown outcome then.
         tokio::select! {

@@ -1,4 +1,4 @@
-//! Rules of routing and following that a test can take away, to show that it would be noticed.
+//! Rules of routing, following and answering that a test can take away, to show that it would be noticed.
 //!
 //! Invariant: in the product every rule holds; only tests and the simulation can say otherwise.
 
@@ -25,6 +25,8 @@ pub enum Rule {
     SilenceLooksAgain,
     /// F7: a follower claims where nobody owns.
     FollowersClaim,
+    /// A socket is given one page of history at a time, and none while it has not taken the one before.
+    OneUnreadPage,
 }
 
 /// The rules that hold.

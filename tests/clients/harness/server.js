@@ -34,10 +34,12 @@ export class Server {
   #process = null;
   #output = '';
 
+  /** `store`: another one than its own directory. `more`: arguments besides. */
   static async start(options = {}) {
     const server = new Server();
     server.directory = await mkdtemp(path.join(tmpdir(), 'conch-clients-'));
-    server.store = `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
+    server.store = options.store ?? `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
+    server.more = options.more ?? [];
     server.port = await freePort();
     server.opsPort = await freePort();
     server.environment = { ...process.env, ...options.environment };
@@ -52,7 +54,7 @@ export class Server {
   /** Starts the process (again, on the same ports and data) and waits until it is ready. */
   async run() {
     this.#output = '';
-    const child = spawn(binary, ['serve', '--listen', `127.0.0.1:${this.port}`, '--ops-listen', `127.0.0.1:${this.opsPort}`, '--store', this.store], {
+    const child = spawn(binary, ['serve', '--listen', `127.0.0.1:${this.port}`, '--ops-listen', `127.0.0.1:${this.opsPort}`, '--store', this.store, ...this.more], {
       cwd: this.directory, env: this.environment, stdio: ['ignore', 'pipe', 'pipe'],
     });
     this.#process = child;
@@ -71,6 +73,9 @@ export class Server {
       throw new Error(`the server did not start: ${failure?.message ?? `exit code ${child.exitCode}`}\n${this.#output}`);
     }
   }
+
+  /** Stops it as SIGSTOP does, until it is killed. */
+  freeze() { this.#process.kill('SIGSTOP'); }
 
   /** kill -9, as a power cut would. */
   async kill() { await this.#end('SIGKILL'); }
@@ -94,6 +99,9 @@ export class Server {
     await exited;
     clearTimeout(forced);
   }
+
+  /** True until it ends, by whatever cause. */
+  get isRunning() { return this.#process !== null && this.#process.exitCode === null && this.#process.signalCode === null; }
 
   /** The last lines the server wrote, for a failing test's message. */
   get output() { return this.#output; }

@@ -92,14 +92,7 @@ impl Request {
     /// What a peer has to know before it may be asked this: one that cannot read a request ends the connection.
     #[must_use]
     pub fn needs(&self) -> Features {
-        match self {
-            Self::Owned(_) | Self::Events { .. } => Features::SURVEY,
-            Self::Append { .. }
-            | Self::SetAgent { .. }
-            | Self::Offer { .. }
-            | Self::HandOff(_)
-            | Self::Sessions { .. } => Features::NONE,
-        }
+        if matches!(self, Self::Owned(_) | Self::Events { .. }) { Features::SURVEY } else { Features::NONE }
     }
 }
 

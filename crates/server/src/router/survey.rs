@@ -159,14 +159,10 @@ impl Router {
                 Some(said) => (Reach::Up, Ok(said)),
                 None => (Reach::Up, Err("it answered something else".to_owned())),
             },
-            Err(error) => {
-                let reach = match &error {
-                    LinkError::Unreachable(_) => Reach::Unreachable,
-                    LinkError::OtherIncarnation(_) => Reach::OtherProcess,
-                    LinkError::Ambiguous(_) => Reach::NoAnswer,
-                };
-                (reach, Err(error.to_string()))
-            }
+            // Nothing was to be done, so there is no outcome that might not be known.
+            Err(LinkError::Unreachable(why)) => (Reach::Unreachable, Err(why)),
+            Err(LinkError::Ambiguous(why)) => (Reach::NoAnswer, Err(why)),
+            Err(error @ LinkError::OtherIncarnation(_)) => (Reach::OtherProcess, Err(error.to_string())),
         }
     }
 

@@ -6,7 +6,7 @@
  */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -74,8 +74,12 @@ export class Server {
     }
   }
 
-  /** Stops it as SIGSTOP does, until it is killed. */
-  freeze() { this.#process.kill('SIGSTOP'); }
+  /** Stops it as SIGSTOP does, until it is killed: resolves when it does nothing any more. */
+  async freeze() {
+    const { pid } = this.#process;
+    this.#process.kill('SIGSTOP');
+    await until(async () => /\) T /.test(await readFile(`/proc/${pid}/stat`, 'utf8')), 'the server to stand still');
+  }
 
   /** kill -9, as a power cut would. */
   async kill() { await this.#end('SIGKILL'); }

@@ -25,6 +25,16 @@ pub enum Rule {
     SilenceLooksAgain,
     /// F7: a follower claims where nobody owns.
     FollowersClaim,
+    /// E4: evening out hands over a limited number at a time.
+    EveningOutIsGradual,
+    /// E2: whoever takes part in evening out takes no more than makes it more even.
+    EveningOutStops,
+    /// Only what is idle is handed over to even out.
+    IdleAloneMoves,
+    /// E1: what is owned elsewhere goes home.
+    HomeIsReturnedTo,
+    /// Due work is looked for behind what cannot be taken up.
+    DuePagesGoOn,
 }
 
 /// The rules that hold.

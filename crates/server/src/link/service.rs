@@ -35,7 +35,7 @@ pub struct NodeService {
 
 #[async_trait]
 impl Service for NodeService {
-    async fn answer(&self, _from: Incarnation, request: Request) -> Response {
+    async fn answer(&self, from: Incarnation, request: Request) -> Response {
         match request {
             Request::Append { conversation, drafts, hops } => {
                 let conversation = conversation.into();
@@ -48,6 +48,9 @@ impl Service for NodeService {
                 Response::Heard
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
+            Request::Share { conversations, level } => {
+                Response::Takes(self.router.takes_share(from, conversations, level))
+            }
             Request::HandOff(handed) => {
                 self.router.adopt(handed).await;
                 Response::Heard
@@ -69,7 +72,7 @@ impl Service for NodeService {
         self.router.follow_here(&conversation.clone().into()).await
     }
 
-    fn notice(&self, _from: Incarnation, notice: Notice) {
+    fn notice(&self, from: Incarnation, notice: Notice) {
         match notice {
             Notice::Published { conversation, .. } => self.people.published(&conversation.into()),
             Notice::MemberAdded { conversation, sub } => {
@@ -85,6 +88,7 @@ impl Service for NodeService {
             }
             Notice::ConversationChanged { conversation } => self.people.changed(&conversation.into()),
             Notice::CursorMoved { conversation, sub } => self.people.changed_for(&conversation.into(), &sub),
+            Notice::Load { owned } => self.router.heard_load(from, owned),
         }
     }
 }

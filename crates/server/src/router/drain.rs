@@ -101,7 +101,7 @@ impl Router {
     }
 
     /// Without a task: the store's statement is all there is. Where it is not given, the lease stays, asleep as before.
-    async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
+    pub(super) async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
         let node = &self.shared.node;
         let held = Held { conversation: tenure.conversation.key, epoch: tenure.reign.epoch, me: node.me };
         let outcome = match &peer {
@@ -130,7 +130,7 @@ impl Router {
         }
     }
 
-    async fn tell_of(&self, peer: &Peer, handed: Handed) {
+    pub(super) async fn tell_of(&self, peer: &Peer, handed: Handed) {
         self.shared.node.metrics.handed_off.inc();
         let conversation = handed.conversation.clone();
         let (epoch, to) = (handed.epoch, peer.incarnation);

@@ -1,5 +1,6 @@
 //! The simulation's tests, in one binary.
 
+mod balance;
 mod cluster;
 mod model;
 mod routing;

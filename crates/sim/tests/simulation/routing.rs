@@ -24,7 +24,7 @@ use crate::scene::{Scene, Setting, play, play_in, whole, without_routing};
 
 /// A session that takes everything and remembers the keys of the messages that it was shown.
 #[derive(Clone, Default)]
-struct Viewer(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Viewer(Arc<Mutex<Vec<String>>>);
 
 impl FrameSink for Viewer {
     fn push(&self, frame: &Arc<Frame>) -> Push {
@@ -48,18 +48,22 @@ impl Sink for Viewer {
 }
 
 impl Viewer {
-    fn saw(&self) -> Vec<String> {
+    pub(crate) fn saw(&self) -> Vec<String> {
         self.0.lock().expect("one thread").clone()
     }
 }
 
 impl Scene {
     /// Somebody watches through a node, from the beginning.
-    async fn watch(&self, node: usize) -> (Viewer, Session) {
+    pub(crate) async fn watch(&self, node: usize) -> (Viewer, Session) {
+        self.watch_room(&self.room, node).await
+    }
+
+    pub(crate) async fn watch_room(&self, room: &ConvRef, node: usize) -> (Viewer, Session) {
         let viewer = Viewer::default();
         let sub = "bob".parse().expect("valid");
         let join = Join { sink: Arc::new(viewer.clone()), sub, name: None, after: Some(Seq(0)), log: None };
-        let session = self.nodes[node].hubs.join(&self.room, join).await.expect("a calm store lets it in");
+        let session = self.nodes[node].hubs.join(room, join).await.expect("a calm store lets it in");
         (viewer, session)
     }
 
@@ -68,7 +72,7 @@ impl Scene {
         self.site.conversations[1].clone()
     }
 
-    async fn epoch_and_owner(&self, room: &ConvRef) -> (Epoch, Option<Incarnation>) {
+    pub(crate) async fn epoch_and_owner(&self, room: &ConvRef) -> (Epoch, Option<Incarnation>) {
         let info = self.site.recorder.conversation(room).await.expect("the memory store does not fail");
         let head = info.expect("it was created").head.expect("it was claimed");
         (head.epoch, head.owner)

@@ -32,7 +32,7 @@ use conch_store::memory::MemoryStore;
 use conch_store::{LeaseStore as _, LogStore as _, NewConversation, NodeRow};
 use futures_util::future::{Either, select};
 
-/// Channels of a scene.
+/// Channels of a scene that does not say otherwise.
 pub(crate) const ROOMS: usize = 5;
 
 /// Some machines on one calm store, long enough together to judge each other; one channel, which the first one owns.
@@ -70,6 +70,12 @@ pub(crate) struct Setting {
     /// Where the channel may be owned; empty: anywhere.
     pub(crate) allowed: Vec<&'static str>,
     pub(crate) home: &'static str,
+    /// The home of the last channel, where it is another one.
+    pub(crate) last_home: Option<&'static str>,
+    /// Channels; the first one is owned by the first machine.
+    pub(crate) rooms: usize,
+    /// Machines, the last ones, that are not started yet.
+    pub(crate) late: usize,
     pub(crate) limits: NodeLimits,
     pub(crate) removed: Removed,
 }
@@ -79,7 +85,8 @@ impl Setting {
     pub(crate) fn of(machines: usize, removed: Removed) -> Self {
         let limits =
             NodeLimits { timing: LeaseTiming::default(), owner: OwnerLimits::default(), hub: HubLimits::default() };
-        Self { regions: vec!["local"; machines], allowed: Vec::new(), home: "local", limits, removed }
+        let regions = vec!["local"; machines];
+        Self { regions, allowed: Vec::new(), home: "local", last_home: None, rooms: ROOMS, late: 0, limits, removed }
     }
 }
 
@@ -106,7 +113,8 @@ where
         Arc::new(move || world.wall().0)
     };
     let store = MemoryStore::new("sim", clock);
-    let rooms = (1..ROOMS).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
+    let rooms =
+        (1..setting.rooms).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
     let conversations: Vec<ConvRef> = [room.clone()].into_iter().chain(rooms).collect();
     let history = History::new(executor.clone());
     let recorder = Recorder::new(store, history, world.clone(), &conversations, tally.clone(), Answer::AfterCommit);
@@ -133,6 +141,15 @@ where
     found.lock().expect("one thread").take().expect("the scene ended")
 }
 
+/// Starts a machine and waits for its node.
+async fn start(world: &Process, machine: &Machine) -> Running {
+    machine.start();
+    while machine.running().is_none() {
+        world.sleep(Duration::from_millis(10)).await;
+    }
+    machine.running().expect("it was waited for")
+}
+
 impl Scene {
     pub(crate) async fn open(world: Process, site: Site, room: ConvRef, setting: Setting) -> Self {
         let new = NewConversation {
@@ -147,7 +164,9 @@ impl Scene {
             members: Vec::new(),
         };
         for conversation in &site.conversations {
-            let new = NewConversation { conversation: conversation.clone(), ..new.clone() };
+            let is_last = site.conversations.last() == Some(conversation);
+            let home = setting.last_home.filter(|_| is_last).unwrap_or(setting.home).parse().expect("valid");
+            let new = NewConversation { conversation: conversation.clone(), home, ..new.clone() };
             site.recorder.create_conversation(&new).await.expect("the memory store does not fail");
         }
         let machine = |(number, region): (usize, &&str)| {
@@ -155,17 +174,22 @@ impl Scene {
         };
         let machines: Vec<Machine> = setting.regions.iter().enumerate().map(machine).collect();
         let mut nodes = Vec::new();
-        for machine in &machines {
-            machine.start();
-            while machine.running().is_none() {
-                world.sleep(Duration::from_millis(10)).await;
-            }
-            nodes.push(machine.running().expect("it was waited for"));
+        for machine in &machines[..machines.len() - setting.late] {
+            nodes.push(start(&world, machine).await);
         }
         let scene = Self { world, site, room, machines, nodes };
         scene.wait(20_000).await;
         assert!(scene.say(0, "first").await, "a calm store takes it");
         scene
+    }
+
+    /// Starts the node of a machine that has none, in the place of the one that it had.
+    pub(crate) async fn start(&mut self, machine: usize) {
+        let node = start(&self.world, &self.machines[machine]).await;
+        match self.nodes.get_mut(machine) {
+            Some(before) => *before = node,
+            None => self.nodes.push(node),
+        }
     }
 
     pub(crate) async fn wait(&self, ms: u64) {

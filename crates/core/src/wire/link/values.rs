@@ -145,6 +145,7 @@ wire_enum!(Request, "request" {
     3 = Offer { conversations: conversations };
     4 = HandOff { 0: handed };
     5 = Sessions { conversation: conversation };
+    6 = Share { conversations: conversations, level: level };
 });
 wire_enum!(Response, "response" {
     1 = Appended { 0: appended };
@@ -158,6 +159,7 @@ wire_enum!(Notice, "notice" {
     3 = MemberRemoved { conversation: conversation, sub: sub };
     4 = ConversationChanged { conversation: conversation };
     5 = CursorMoved { conversation: conversation, sub: sub };
+    6 = Load { owned: owned };
 });
 wire_enum!(FollowerReport, "report" {
     1 = Typing { sub: sub, name: name };

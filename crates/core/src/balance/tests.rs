@@ -177,8 +177,8 @@ impl Cluster {
             self.now = self.now + PROMISE_LASTS;
             let before = self.moved;
             for giver in 0..self.regions.len() {
-                for (from, to) in (0..self.regions.len()).flat_map(|from| [(from, giver)]) {
-                    self.tell(from, to);
+                for from in 0..self.regions.len() {
+                    self.tell(from, giver);
                     self.hear(0);
                 }
                 self.begin(giver);

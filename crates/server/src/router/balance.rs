@@ -217,9 +217,7 @@ impl Router {
                 let node = &self.shared.node;
                 let idle_alone = node.rules.hold(Rule::IdleAloneMoves);
                 let patience = if idle_alone { Patience::OnlyIfIdle } else { Patience::Until(node.seams.now()) };
-                let Some(handed) = owner.hand_off(peer.incarnation, patience).await else { return false };
-                self.tell_of(&peer, handed).await;
-                true
+                self.give_awake(owner, peer, patience).await
             }
         }
     }

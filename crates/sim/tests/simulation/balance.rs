@@ -9,7 +9,7 @@ use conch_sim::executor::Halt;
 use conch_sim::machine::Removed;
 use conch_store::{Batch, ClaimOutcome, ClaimRequest, DueChange, DueWhy, LeaseStore as _, LogStore as _, Registration};
 
-use crate::routing::Viewer;
+use crate::acts::Viewer;
 use crate::scene::{Scene, Setting, play_in, whole, without_routing};
 
 /// Hand-overs a second in these scenes, and so many at once.
@@ -64,7 +64,8 @@ fn a_node_joins(removed: Removed) -> Joined {
         let watched: Vec<ConvRef> = scene.site.conversations.iter().step_by(3).cloned().collect();
         let (mut viewers, mut before): (Vec<(Viewer, _)>, _) = (Vec::new(), Vec::new());
         for (number, room) in watched.iter().enumerate() {
-            viewers.push(scene.watch_room(room, number % 2).await);
+            let (viewer, session) = scene.watch_room(room, number % 2).await;
+            viewers.push((viewer, session.expect("a calm store lets it in")));
             before.push(scene.owner_of(room).await);
         }
         scene.wait(IDLE_MS).await;

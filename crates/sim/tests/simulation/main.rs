@@ -1,7 +1,10 @@
 //! The simulation's tests, in one binary.
 
+mod acts;
 mod balance;
 mod cluster;
+mod following;
+mod load;
 mod model;
 mod routing;
 mod scene;

@@ -126,6 +126,8 @@ metrics! {
     pub handed_off: Counter = Counter::default(), "handed_off";
     /// Conversations taken over from a node that handed them on.
     pub adopted: Counter = Counter::default(), "adopted";
+    /// Of those handed over, what went to even out or to its home.
+    pub rebalanced: Counter = Counter::default(), "rebalanced";
     /// Owners that made no progress and lost their conversation to the watchdog.
     pub wedged_owners: Counter = Counter::default(), "wedged_owners";
     /// Time for which the node's lease may still be acted upon, as of the last heartbeat.

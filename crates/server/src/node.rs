@@ -65,6 +65,12 @@ pub struct OwnerLimits {
     pub hibernate_after: Duration,
     /// Idle for this long: its lease goes too.
     pub release_after: Duration,
+    /// Conversations a second that are handed over to even out, and likewise taken; 0: none.
+    pub rebalance_per_s: u32,
+    /// Time between two looks at whether that is needed.
+    pub rebalance_every: Duration,
+    /// Nothing written for this long, and no turn: it may be handed over to even out.
+    pub rebalance_idle: Duration,
     /// Owners elsewhere that are remembered.
     pub known_owners: usize,
     /// Claims under way at once.
@@ -88,6 +94,9 @@ impl Default for OwnerLimits {
             commit_batches: 512,
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
+            rebalance_per_s: 20,
+            rebalance_every: Duration::from_secs(1),
+            rebalance_idle: Duration::from_secs(5),
             known_owners: 65_536,
             claims: 64,
             claims_per_s: 500,

@@ -25,6 +25,16 @@ pub enum Rule {
     SilenceLooksAgain,
     /// F7: a follower claims where nobody owns.
     FollowersClaim,
+    /// E4: evening out hands over a limited number at a time.
+    EveningOutIsGradual,
+    /// E2: whoever takes part in evening out takes no more than makes it more even.
+    EveningOutStops,
+    /// Only what is idle is handed over to even out.
+    IdleAloneMoves,
+    /// E1: what is owned elsewhere goes home.
+    HomeIsReturnedTo,
+    /// Due work is looked for behind what cannot be taken up.
+    DuePagesGoOn,
     /// F7: a follow that was passed on to the better place is settled there, though nobody owned the conversation yet.
     BetterPlaceSettles,
     /// F4: what comes from a lower epoch than the highest one seen is dropped.

@@ -119,6 +119,7 @@ impl Site {
             self.tally.count(|coverage| {
                 coverage.forwarded_writes += metrics.forwarded.get();
                 coverage.adoptions += metrics.adopted.get();
+                coverage.rebalanced += metrics.rebalanced.get();
             });
         }
     }

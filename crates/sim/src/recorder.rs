@@ -15,7 +15,7 @@ use conch_server::seams::Clock as _;
 use conch_store::memory::MemoryStore;
 use conch_store::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -265,7 +265,7 @@ pass_on! {
         fn summaries(sub: &Subject, after: Option<&(Timestamp, ConversationId)>, limit: usize) -> SummaryPage;
         fn summary(sub: &Subject, conversation: &ConvRef) -> Option<Summary>;
         fn move_cursor(conversation: &ConvRef, sub: &Subject, to: Seq) -> CursorOutcome;
-        fn due(limit: usize) -> Vec<DueRow>;
+        fn due(query: &DueQuery) -> Vec<DueRow>;
         fn save_checkpoint(conversation: &ConvRef, epoch: Epoch, me: Incarnation, checkpoint: &Checkpoint) -> bool;
         fn checkpoint(conversation: &ConvRef) -> Option<Checkpoint>;
         special {

@@ -55,6 +55,8 @@ section! {
         limits: Limits;
         /// When an idle conversation leaves memory and its lease.
         hibernation: Hibernation;
+        /// How fast nodes even out what they own.
+        rebalance: Rebalance;
         /// How numbers are reserved.
         sequencer: Sequencer;
         /// How records reach many sockets.
@@ -216,6 +218,19 @@ section! {
 }
 
 section! {
+    /// How nodes hand idle conversations to each other, so that all own about as many and each is owned at its home. The same
+    /// on all nodes.
+    Rebalance, "rebalance." {
+        /// Conversations a second that this node hands over, and likewise takes, at most; 0: it does neither, and the others leave it out.
+        per_s: u32 = 20, Range(0, 10_000);
+        /// Milliseconds between two looks at what all own; with per_s above 0, at least one conversation a look. The same on all nodes.
+        interval_ms: u64 = 1_000, Range(50, 10 * MINUTE_MS);
+        /// Milliseconds without a message or event after which a conversation without a running turn may be handed over.
+        idle_ms: u64 = 5_000, Range(100, HOUR_MS);
+    }
+}
+
+section! {
     /// How sequence numbers are reserved.
     Sequencer, "sequencer." {
         /// Numbers reserved at once.
@@ -343,6 +358,7 @@ pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
         LeaseConfig::FIELDS,
         Limits::FIELDS,
         Hibernation::FIELDS,
+        Rebalance::FIELDS,
         Sequencer::FIELDS,
         Fanout::FIELDS,
         Rate::FIELDS,
@@ -363,6 +379,7 @@ impl Config {
             self.lease.numbers(),
             self.limits.numbers(),
             self.hibernation.numbers(),
+            self.rebalance.numbers(),
             self.sequencer.numbers(),
             self.fanout.numbers(),
             self.rate.numbers(),

@@ -49,6 +49,9 @@ impl Service for NodeService {
                 Response::Heard
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
+            Request::Share { conversations, level } => {
+                Response::Takes(self.router.takes_share(from, conversations, level))
+            }
             Request::HandOff(handed) => {
                 let (conversation, epoch) = (handed.conversation.clone(), handed.epoch);
                 self.node.events.record(Event::Received { conversation, epoch, from });
@@ -74,7 +77,7 @@ impl Service for NodeService {
         self.router.follow_here(&conversation.clone().into()).await
     }
 
-    fn notice(&self, _from: Incarnation, notice: Notice) {
+    fn notice(&self, from: Incarnation, notice: Notice) {
         match notice {
             Notice::Published { conversation, .. } => self.people.published(&conversation.into()),
             Notice::MemberAdded { conversation, sub } => {
@@ -90,6 +93,7 @@ impl Service for NodeService {
             }
             Notice::ConversationChanged { conversation } => self.people.changed(&conversation.into()),
             Notice::CursorMoved { conversation, sub } => self.people.changed_for(&conversation.into(), &sub),
+            Notice::Load { owned } => self.router.heard_load(from, owned),
         }
     }
 }

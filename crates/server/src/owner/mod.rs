@@ -94,6 +94,8 @@ pub(crate) struct Tenure {
     pub agent: Option<AgentName>,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
+    /// Where it is preferred to be owned.
+    pub home: Region,
 }
 
 impl Tenure {
@@ -106,7 +108,8 @@ impl Tenure {
             reserved_to: Seq(armed.first_seq.0 - 1),
         };
         let (kind, agent, regions) = (info.kind, info.agent.clone(), info.regions.as_slice().into());
-        Self { conversation, reign, generation: armed.generation, log, kind, agent, regions }
+        let home = info.home.clone();
+        Self { conversation, reign, generation: armed.generation, log, kind, agent, regions, home }
     }
 
     /// What its next owner is told, who holds it as `armed`.
@@ -140,8 +143,12 @@ pub(crate) struct Facts {
     pub kind: ConversationKind,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
+    /// Where it is preferred to be owned.
+    pub home: Region,
     /// When its loop last came round, in the clock's nanoseconds.
     pub last_round: AtomicU64,
+    /// When something was last written, or the reign began; likewise.
+    pub last_write: AtomicU64,
     /// Its lease was given up over its head: it ends when it comes round again, and its follow streams with it (F6).
     pub deposed: AtomicBool,
 }
@@ -164,6 +171,11 @@ impl OwnerHandle {
     /// When its loop last came round.
     pub(crate) fn last_round(&self) -> Monotonic {
         Monotonic(self.facts.last_round.load(Ordering::Relaxed))
+    }
+
+    /// When something was last written, or the reign began.
+    pub(crate) fn last_write(&self) -> Monotonic {
+        Monotonic(self.facts.last_write.load(Ordering::Relaxed))
     }
 
     /// Its lease is gone; the task is told for when it goes on.

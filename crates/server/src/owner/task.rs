@@ -47,7 +47,9 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
         epoch: charge.tenure.reign.epoch,
         kind: charge.tenure.kind,
         regions: Arc::clone(&charge.tenure.regions),
+        home: charge.tenure.home.clone(),
         last_round: AtomicU64::new(charge.node.seams.now().0),
+        last_write: AtomicU64::new(charge.node.seams.now().0),
         deposed: AtomicBool::new(false),
     });
     let handle = OwnerHandle { facts, commands, metrics: Arc::clone(&charge.node.metrics) };
@@ -219,6 +221,9 @@ impl Owner {
 
     fn command(&mut self, command: Command) {
         self.last_use = self.charge.node.seams.now();
+        if matches!(command, Command::Append { .. } | Command::RunnerAppend { .. }) {
+            self.facts.last_write.store(self.last_use.0, Ordering::Relaxed);
+        }
         match command {
             Command::Append { drafts, reply } => match self.may_accept(&drafts) {
                 Ok(()) => {

@@ -102,25 +102,23 @@ impl Router {
         // An owner that waits for its turn to end keeps nobody else waiting; the store is asked for so many at once all the
         // same (`Charge::hand_overs`).
         let at_once = if matches!(patience, Patience::Until(_)) { awake.len().max(1) } else { AT_ONCE };
-        let awake = stream::iter(awake).map(|(peer, owner)| async move {
-            let handed = owner.hand_off(peer.incarnation, patience).await;
-            match handed {
-                Some(handed) => {
-                    let told = self.tell_of(&peer, handed).await;
-                    if told == Told::Unheard && owner.facts.kind == ConversationKind::Session {
-                        // Its turn must not wait for somebody who comes.
-                        self.look_again(&owner.facts.conversation);
-                    }
-                    true
-                }
-                None => false,
-            }
-        });
+        let awake = stream::iter(awake).map(|(peer, owner)| self.give_awake(owner, peer, patience));
         asleep + awake.buffer_unordered(at_once).filter(|given| std::future::ready(*given)).count().await
     }
 
+    /// With a task, which hands over by itself.
+    pub(super) async fn give_awake(&self, owner: OwnerHandle, peer: Peer, patience: Patience) -> bool {
+        let Some(handed) = owner.hand_off(peer.incarnation, patience).await else { return false };
+        let told = self.tell_of(&peer, handed).await;
+        if told == Told::Unheard && owner.facts.kind == ConversationKind::Session {
+            // Its turn must not wait for somebody who comes.
+            self.look_again(&owner.facts.conversation);
+        }
+        true
+    }
+
     /// Without a task: the store's statement is all there is. Where it is not given, the lease stays, asleep as before.
-    async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
+    pub(super) async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
         let node = &self.shared.node;
         let held = Held { conversation: tenure.conversation.key, epoch: tenure.reign.epoch, me: node.me };
         let outcome = match &peer {

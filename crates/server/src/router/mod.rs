@@ -10,6 +10,7 @@
 //!
 //! Deliberately absent: opinions about who is alive ([`crate::cluster`]), and bytes on a wire ([`crate::link`]).
 
+mod balance;
 mod claims;
 mod drain;
 mod keeping;
@@ -78,6 +79,7 @@ struct Shared {
     /// Owners that change hands at once when their patience is over.
     hand_overs: Arc<Semaphore>,
     claim_rate: ClaimRate,
+    balance: Mutex<balance::Balance>,
     agents: Arc<Agents>,
     on_published: OnPublished,
     link: Arc<dyn Link>,
@@ -118,13 +120,16 @@ impl Router {
         let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
         let hand_overs = Arc::new(Semaphore::new(few));
         let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
+        let balance = Mutex::new(balance::Balance::new(&node.limits, &node.rules));
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let shared = Shared { node, committer, table, claims, hand_overs, claim_rate, agents, on_published, link };
+        let shared =
+            Shared { node, committer, table, claims, hand_overs, claim_rate, balance, agents, on_published, link };
         let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
         seams.spawn("watchdog", router.clone().watch());
+        seams.spawn("evening out", router.clone().even_out());
         router
     }
 

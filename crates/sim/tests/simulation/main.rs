@@ -1,6 +1,7 @@
 //! The simulation's tests, in one binary.
 
 mod acts;
+mod balance;
 mod cluster;
 mod following;
 mod load;

@@ -72,6 +72,10 @@ pub(crate) struct Setting {
     /// Where the channel may be owned; empty: anywhere.
     pub(crate) allowed: Vec<&'static str>,
     pub(crate) home: &'static str,
+    /// The home of the last channel, where it is another one.
+    pub(crate) last_home: Option<&'static str>,
+    /// Machines, the last ones, that are not started yet.
+    pub(crate) late: usize,
     /// How many conversations.
     pub(crate) rooms: usize,
     /// Of all conversations.
@@ -89,6 +93,8 @@ impl Setting {
             regions: vec!["local"; machines],
             allowed: Vec::new(),
             home: "local",
+            last_home: None,
+            late: 0,
             rooms: ROOMS,
             kind: ConversationKind::Channel,
             limits,
@@ -148,6 +154,15 @@ where
     found.lock().expect("one thread").take().expect("the scene ended")
 }
 
+/// Starts a machine and waits for its node.
+async fn start(world: &Process, machine: &Machine) -> Running {
+    machine.start();
+    while machine.running().is_none() {
+        world.sleep(Duration::from_millis(10)).await;
+    }
+    machine.running().expect("it was waited for")
+}
+
 impl Scene {
     pub(crate) async fn open(world: Process, site: Site, room: ConvRef, setting: Setting) -> Self {
         let new = NewConversation {
@@ -162,7 +177,9 @@ impl Scene {
             members: Vec::new(),
         };
         for conversation in &site.conversations {
-            let new = NewConversation { conversation: conversation.clone(), ..new.clone() };
+            let is_last = site.conversations.last() == Some(conversation);
+            let home = setting.last_home.filter(|_| is_last).unwrap_or(setting.home).parse().expect("valid");
+            let new = NewConversation { conversation: conversation.clone(), home, ..new.clone() };
             site.recorder.create_conversation(&new).await.expect("the memory store does not fail");
         }
         let machine = |(number, region): (usize, &&str)| {
@@ -170,17 +187,22 @@ impl Scene {
         };
         let machines: Vec<Machine> = setting.regions.iter().enumerate().map(machine).collect();
         let mut nodes = Vec::new();
-        for machine in &machines {
-            machine.start();
-            while machine.running().is_none() {
-                world.sleep(Duration::from_millis(10)).await;
-            }
-            nodes.push(machine.running().expect("it was waited for"));
+        for machine in &machines[..machines.len() - setting.late] {
+            nodes.push(start(&world, machine).await);
         }
         let scene = Self { world, site, room, machines, nodes };
         scene.wait(20_000).await;
         assert!(scene.say(0, "first").await, "a calm store takes it");
         scene
+    }
+
+    /// Starts the node of a machine that has none, in the place of the one that it had.
+    pub(crate) async fn start(&mut self, machine: usize) {
+        let node = start(&self.world, &self.machines[machine]).await;
+        match self.nodes.get_mut(machine) {
+            Some(before) => *before = node,
+            None => self.nodes.push(node),
+        }
     }
 
     pub(crate) async fn wait(&self, ms: u64) {

@@ -13,7 +13,7 @@ use crate::own_thread::{Effect, Lane};
 use crate::postgres::ArmOutcome;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -326,9 +326,9 @@ impl LogStore for EtcdStore {
         self.inner.records.move_cursor(conversation, sub, to).await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
         let live = self.on_runtime(Effect::Read, |inner| async move { inner.leases.live(&inner.claims).await }).await?;
-        self.inner.records.due_unowned(&live, limit).await
+        self.inner.records.due_unowned(&live, query).await
     }
 
     async fn save_checkpoint(

@@ -12,7 +12,7 @@ use super::{PostgresStore, append, conversations, lifelines, nodes, ownership, q
 use crate::own_thread::{Effect, Lane};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -292,8 +292,9 @@ impl LogStore for PostgresStore {
         .await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
-        self.pooled(Effect::Read, move |session| async move { queries::due(&session, limit).await }).await
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+        let query = query.clone();
+        self.pooled(Effect::Read, move |session| async move { queries::due(&session, &query).await }).await
     }
 
     async fn save_checkpoint(

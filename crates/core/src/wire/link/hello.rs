@@ -32,7 +32,7 @@ pub struct Version {
 }
 
 /// This node's version.
-pub const VERSION: Version = Version { major: 1, minor: 0 };
+pub const VERSION: Version = Version { major: 1, minor: 1 };
 
 /// What a node can besides what its version says; a bit each. Unknown bits mean nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -77,6 +77,14 @@ pub enum Request {
         /// Where.
         conversation: ConversationId,
     },
+    /// Would you take this many conversations, to even out or because they are at home with you? Asked of those alone who
+    /// told what they own ([`Notice::Load`]), for earlier versions know neither.
+    Share {
+        /// How many.
+        conversations: u32,
+        /// Take only as many as leave you with at most this many.
+        level: u32,
+    },
     /// What do you own? For operators, with a short time-out.
     Owned(OwnedQuery),
     /// What happened to ownership on you lately? For operators, with a short time-out.
@@ -103,7 +111,7 @@ pub enum Response {
     Appended(Result<Vec<Receipt>, Refusal>),
     /// To what needs no more: it was heard.
     Heard,
-    /// To an offer: at most this many.
+    /// To an offer or a share: at most this many.
     Takes(u32),
     /// To [`Request::Sessions`]: how many sessions there are over all gateways, and who, as far as this node knows.
     Sessions {
@@ -153,6 +161,11 @@ pub enum Notice {
         conversation: ConversationId,
         /// Who.
         sub: Subject,
+    },
+    /// How much this node owns; it takes part in evening out.
+    Load {
+        /// Conversations.
+        owned: u32,
     },
 }
 

@@ -144,6 +144,7 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u32>().prop_map(|conversations| Request::Offer { conversations }),
         handed().prop_map(Request::HandOff),
         id().prop_map(|conversation| Request::Sessions { conversation }),
+        any::<[u32; 2]>().prop_map(|[conversations, level]| Request::Share { conversations, level }),
         (option::of(key()), "\\PC{0,12}", any::<u32>())
             .prop_map(|(after, contains, limit)| Request::Owned(OwnedQuery { after, contains, limit })),
         (option::of(any::<u64>()), any::<u32>()).prop_map(|(after, limit)| Request::Events { after, limit }),
@@ -172,6 +173,7 @@ fn notice() -> impl Strategy<Value = Notice> {
         (id(), id()).prop_map(|(conversation, sub)| Notice::MemberRemoved { conversation, sub }),
         id().prop_map(|conversation| Notice::ConversationChanged { conversation }),
         (id(), id()).prop_map(|(conversation, sub)| Notice::CursorMoved { conversation, sub }),
+        any::<u32>().prop_map(|owned| Notice::Load { owned }),
     ]
 }
 
@@ -438,7 +440,7 @@ fn bodies_must_be_objects_and_stay_as_they_are() {
 fn another_version_or_protocol_is_refused_by_name() {
     let mut head = b"\x01conch-link".to_vec();
     head.extend_from_slice(&[0, 2, 0, 7, 1, 2, 3]);
-    assert_eq!(refused(&head), "it speaks version 2.7 of the link's protocol, this node 1.0");
+    assert_eq!(refused(&head), "it speaks version 2.7 of the link's protocol, this node 1.1");
     assert_eq!(refused(b"\x01GET / HTTP/1.1\r\n"), "it does not speak the link's protocol");
 }
 

@@ -145,6 +145,7 @@ wire_enum!(Request, "request" {
     3 = Offer { conversations: conversations };
     4 = HandOff { 0: handed };
     5 = Sessions { conversation: conversation };
+    6 = Share { conversations: conversations, level: level };
     7 = Owned { 0: query };
     8 = Events { after: after, limit: limit };
 });
@@ -162,6 +163,7 @@ wire_enum!(Notice, "notice" {
     3 = MemberRemoved { conversation: conversation, sub: sub };
     4 = ConversationChanged { conversation: conversation };
     5 = CursorMoved { conversation: conversation, sub: sub };
+    6 = Load { owned: owned };
 });
 wire_enum!(FollowerReport, "report" {
     1 = Typing { sub: sub, name: name };

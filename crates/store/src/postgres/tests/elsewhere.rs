@@ -50,6 +50,10 @@ async fn arming_raises_the_fence_and_never_lowers_it() {
     assert_eq!(seqs(&store, &conversation).await, [1]);
 }
 
+fn due_query(limit: usize) -> crate::DueQuery {
+    crate::DueQuery { region: "north".parse().expect("valid"), after: None, limit }
+}
+
 #[tokio::test]
 async fn due_work_is_that_of_owners_who_are_not_listed() {
     let (database, _client) = database(Clock::Real).await;
@@ -62,10 +66,10 @@ async fn due_work_is_that_of_owners_who_are_not_listed() {
         assert!(matches!(append(&store, owner, batch).await, AppendOutcome::Landed { .. }));
     }
     let names = |rows: Vec<crate::DueRow>| rows.iter().map(|row| row.conversation.to_string()).collect::<Vec<_>>();
-    assert_eq!(names(store.due_unowned(&[A, B], 10).await.expect("answers")), Vec::<String>::new());
-    assert_eq!(names(store.due_unowned(&[A], 10).await.expect("answers")), ["c2"]);
-    assert_eq!(names(store.due_unowned(&[], 10).await.expect("answers")), ["c1", "c2"]);
-    assert_eq!(names(store.due_unowned(&[], 1).await.expect("answers")), ["c1"]);
+    assert_eq!(names(store.due_unowned(&[A, B], &due_query(10)).await.expect("answers")), Vec::<String>::new());
+    assert_eq!(names(store.due_unowned(&[A], &due_query(10)).await.expect("answers")), ["c2"]);
+    assert_eq!(names(store.due_unowned(&[], &due_query(10)).await.expect("answers")), ["c1", "c2"]);
+    assert_eq!(names(store.due_unowned(&[], &due_query(1)).await.expect("answers")), ["c1"]);
 }
 
 #[tokio::test]

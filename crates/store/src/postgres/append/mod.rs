@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 pub(super) use self::settle::originals;
-pub(super) use self::statement::FenceGuard;
+pub(super) use self::statement::{FenceGuard, Records};
 use self::statement::Locking;
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
@@ -38,6 +38,17 @@ const STATEMENT_MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Most calls under way for each connection; others wait.
 const CALLS_PER_CONNECTION: usize = 16;
 
+/// How the server plans what goes over these connections, besides [`super::session::SETTINGS`].
+const PLANNING: &[(&str, &str)] = &[
+    // One plan for every batch. Planning (16 partitions with three indexes each) takes longer than writing a few records,
+    // and left alone the server does it again for each statement if the first ones of a session were small.
+    ("plan_cache_mode", "force_generic_plan"),
+    // That plan may be made while the tables are empty: heads and due rows are to be found by their keys all the same.
+    ("enable_seqscan", "off"),
+    // Compiling takes longer than any append.
+    ("jit", "off"),
+];
+
 /// The connections that appends go over.
 pub(super) struct Writers {
     dialer: Arc<Dialer>,
@@ -49,6 +60,7 @@ pub(super) struct Writers {
 
 impl Writers {
     pub(super) fn new(dialer: Arc<Dialer>, connections: usize, guard: FenceGuard) -> Arc<Self> {
+        let dialer = Arc::new(dialer.with(PLANNING));
         let slots = (0..connections).map(|_| Slot::new("append")).collect();
         let calls = Arc::new(Semaphore::new(connections * CALLS_PER_CONNECTION));
         Arc::new(Self { dialer, slots, next: AtomicUsize::new(0), calls, guard })

@@ -41,7 +41,6 @@ async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
         if submissions.recv_many(&mut gathered, node.limits.commit_batches).await == 0 {
             return;
         }
-        node.metrics.commit_queue.set(count(submissions.len()));
         node.seams.spawn("group commit", commit(Arc::clone(&node), std::mem::take(&mut gathered), permit));
     }
 }
@@ -51,10 +50,13 @@ async fn commit(node: Arc<Node>, submissions: Vec<Submission>, permit: OwnedSema
     let (batches, answers): (Vec<_>, Vec<_>) =
         submissions.into_iter().map(|submission| (submission.batch, submission.answer)).unzip();
     let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
+    let conversations = count(batches.len());
+    node.metrics.commit_queue.inc_by(conversations);
     let started = node.seams.now();
     let outcomes = node.store.append(node.me, batches).await;
     drop(permit);
     node.metrics.committed(records, node.seams.now().since(started));
+    node.metrics.commit_queue.dec_by(conversations);
     match outcomes {
         Ok(outcomes) => {
             debug_assert_eq!(outcomes.len(), answers.len(), "one outcome a batch");

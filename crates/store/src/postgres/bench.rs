@@ -11,9 +11,9 @@ use std::time::Duration;
 use conch_core::ids::Incarnation;
 
 use super::append::Records;
-use super::error::OpenError;
+use super::error::{CallError, OpenError};
 use super::rows::Id;
-use super::session::{Dialer, Session};
+use super::session::{Dialer, Parameters, Session};
 use super::{start, url};
 use crate::{Batch, StoreError};
 
@@ -69,6 +69,8 @@ impl Area {
         outside.batch(&format!("CREATE SCHEMA {name}"), COMMAND_LIMIT).await.map_err(failed)?;
         let inside = Dialer::new(url::parse(&url)?, "bench".to_owned());
         let session = start::connect(&inside, CONNECT_PATIENCE).await?;
+        let patient = format!("SET statement_timeout = '{}s'", COMMAND_LIMIT.as_secs());
+        session.batch(&patient, COMMAND_LIMIT).await.map_err(failed)?;
         Ok(Self { session, schema: name.to_owned(), url })
     }
 
@@ -86,8 +88,7 @@ impl Area {
         let sql = "INSERT INTO conversation(conv_id, id, kind, regions, home, settings, creator, created_at)
                    SELECT encode(substr(sha256(convert_to(id, 'UTF8')), 1, 16), 'hex')::uuid, id, 1, '{}', 'bench', '{}', 'bench', 0
                    FROM (SELECT $1::text || number AS id FROM generate_series(0, $2::bigint - 1) AS number) AS named";
-        self.session.execute(sql, &[&prefix, &i64::from(count)]).await.map_err(|error| error.of_write())?;
-        Ok(())
+        self.fill(sql, &[&prefix, &i64::from(count)]).await.map(drop)
     }
 
     /// Makes one registered incarnation the owner of all of an area's conversations that have no head.
@@ -97,7 +98,12 @@ impl Area {
     pub async fn own_all(&self, owner: Incarnation) -> Result<u64, StoreError> {
         let sql = "INSERT INTO conv_head(conv_id, epoch, owner, gen, last_seq, reserved_to)
                    SELECT conv_id, 1, $1, store_gen(), 0, 0 FROM conversation ON CONFLICT DO NOTHING";
-        self.session.execute(sql, &[&Id::from(owner)]).await.map_err(|error| error.of_write())
+        self.fill(sql, &[&Id::from(owner)]).await
+    }
+
+    /// Runs a statement that takes its time.
+    async fn fill(&self, sql: &str, parameters: Parameters<'_>) -> Result<u64, StoreError> {
+        self.session.client().execute(sql, parameters).await.map_err(|error| CallError::from(error).of_write())
     }
 
     /// What was written so far.
@@ -105,6 +111,8 @@ impl Area {
     /// # Errors
     /// As the server's.
     pub async fn writes(&self) -> Result<Writes, StoreError> {
+        // This session's own writes are told only now and then, too.
+        self.session.query("SELECT pg_stat_force_next_flush()", &[]).await.map_err(|error| error.of_read())?;
         let sql = "SELECT coalesce(sum(n_tup_upd) FILTER (WHERE relname = 'node_lease'), 0)::bigint,
                      coalesce(sum(n_tup_ins + n_tup_upd + n_tup_del) FILTER (WHERE relname <> 'node_lease'), 0)::bigint,
                      (SELECT coalesce(sum(beat), 0)::bigint FROM node_lease)
@@ -131,7 +139,7 @@ impl Area {
     /// # Errors
     /// As the server's.
     pub async fn remove(self) -> Result<(), StoreError> {
-        let drop = format!("SET statement_timeout = '{}s'; DROP SCHEMA {} CASCADE", COMMAND_LIMIT.as_secs(), self.schema);
+        let drop = format!("DROP SCHEMA {} CASCADE", self.schema);
         self.session.batch(&drop, COMMAND_LIMIT).await.map_err(|error| error.of_write())
     }
 }

@@ -73,7 +73,8 @@ impl Dialer {
     pub(super) async fn dial_watched(&self, purpose: &str) -> Result<(Session, JoinHandle<()>), CallError> {
         let mut config = self.target.config.clone();
         config.application_name(format!("conch/{}/{purpose}", self.node));
-        let settings = SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
+        let settings =
+            SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
         let given = config.get_options().map(str::to_owned);
         config.options(given.into_iter().chain(settings).collect::<Vec<_>>().join(" "));
         let dialled = tokio::time::timeout(DIAL_LIMIT, async {

@@ -59,7 +59,8 @@ impl InProcess {
         let lease = heartbeat::start(&node, String::new()).await;
         // Whoever loses the lease refuses every send, which the bench then reports.
         drop(lease.map_err(|error| Failure::other(format!("the node in this process: {error}")))?);
-        let parts = Parts { agents: Arc::new(Agents::default()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
+        let parts =
+            Parts { agents: Arc::new(Agents::default()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
         let router = Router::start(Arc::clone(&node), parts);
         Ok(Self { node, router })
     }

@@ -23,8 +23,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 pub(super) use self::settle::originals;
-pub(super) use self::statement::{FenceGuard, Records};
 use self::statement::Locking;
+pub(super) use self::statement::{FenceGuard, Records};
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
 use crate::{AppendOutcome, Batch, StoreError};

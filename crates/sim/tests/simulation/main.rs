@@ -1,6 +1,9 @@
 //! The simulation's tests, in one binary.
 
+mod acts;
 mod cluster;
+mod following;
+mod load;
 mod model;
 mod routing;
 mod scene;

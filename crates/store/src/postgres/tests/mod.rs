@@ -8,6 +8,7 @@ mod faults;
 pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
+mod outage;
 mod proxy;
 pub(crate) mod rig;
 mod start;

@@ -112,7 +112,7 @@ metrics! {
     commit_batch: Histogram = batches(), "commit_batch_records";
     /// Times that a queue, table or window was at its limit.
     limit_hits: Family<Label, Counter> = Family::default(), "limit_hits";
-    /// Conversations that wait for a commit, those in the one under way included.
+    /// Conversations that wait for the end of a commit under way.
     pub commit_queue: Gauge = Gauge::default(), "commit_queue_conversations";
     /// Conversations that this node owns.
     pub owned_conversations: Gauge = Gauge::default(), "owned_conversations";

@@ -61,6 +61,8 @@ pub struct OwnerLimits {
     pub commit_queue: usize,
     /// Most batches of one group commit.
     pub commit_batches: usize,
+    /// Group commits under way at once.
+    pub commits: usize,
     /// Idle for this long and not followed: its memory goes.
     pub hibernate_after: Duration,
     /// Idle for this long: its lease goes too.
@@ -92,6 +94,7 @@ impl Default for OwnerLimits {
             presence_threshold: conch_core::presence::COUNT_THRESHOLD,
             commit_queue: 1_024,
             commit_batches: 512,
+            commits: 2,
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
             rebalance_per_s: 20,

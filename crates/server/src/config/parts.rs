@@ -33,6 +33,7 @@ impl Config {
             presence_threshold: self.fanout.presence_count_from,
             commit_queue: limits.commit_queue,
             commit_batches: limits.commit_batches,
+            commits: limits.commits,
             hibernate_after: Duration::from_millis(self.hibernation.memory_ms),
             release_after: Duration::from_millis(self.hibernation.release_ms),
             rebalance_per_s: self.rebalance.per_s,

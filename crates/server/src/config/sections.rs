@@ -153,6 +153,8 @@ section! {
         append_bytes: usize = 4 * MIB, Range(4096, 256 * 1024 * 1024);
         /// Conversations in one commit.
         commit_batches: usize = 512, Range(1, 100_000);
+        /// Commits under way at once.
+        commits: usize = 2, Range(1, 64);
         /// Conversations that may wait for the commit. At least limits.commit_batches.
         commit_queue: usize = 1_024, Range(1, 1_000_000);
         /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.

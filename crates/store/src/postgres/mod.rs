@@ -9,6 +9,7 @@
 
 mod admin;
 mod append;
+pub mod bench;
 mod conversations;
 mod elsewhere;
 mod error;

@@ -44,11 +44,18 @@ pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(super) struct Dialer {
     target: Target,
     node: String,
+    /// Settings besides [`SETTINGS`].
+    further: &'static [(&'static str, &'static str)],
 }
 
 impl Dialer {
     pub(super) fn new(target: Target, node: String) -> Self {
-        Self { target, node }
+        Self { target, node, further: &[] }
+    }
+
+    /// The same for sessions with these settings besides [`SETTINGS`].
+    pub(super) fn with(&self, further: &'static [(&'static str, &'static str)]) -> Self {
+        Self { target: self.target.clone(), node: self.node.clone(), further }
     }
 
     /// Hosts and ports, for messages.
@@ -67,7 +74,8 @@ impl Dialer {
     pub(super) async fn dial_watched(&self, purpose: &str) -> Result<(Session, JoinHandle<()>), CallError> {
         let mut config = self.target.config.clone();
         config.application_name(format!("conch/{}/{purpose}", self.node));
-        let settings = SETTINGS.iter().map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
+        let settings =
+            SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
         let given = config.get_options().map(str::to_owned);
         config.options(given.into_iter().chain(settings).collect::<Vec<_>>().join(" "));
         let dialled = tokio::time::timeout(DIAL_LIMIT, async {

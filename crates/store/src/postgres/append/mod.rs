@@ -26,8 +26,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 pub(super) use self::settle::originals;
-pub(super) use self::statement::FenceGuard;
 use self::statement::Locking;
+pub(super) use self::statement::{FenceGuard, Records};
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
 use crate::{AppendOutcome, Batch, StoreError};
@@ -43,6 +43,17 @@ const CALLS_PER_CONNECTION: usize = 16;
 /// Longest wait of a call for the end of another one.
 const WAIT_LIMIT: Duration = Duration::from_secs(3);
 
+/// How the server plans what goes over these connections, besides [`super::session::SETTINGS`].
+const PLANNING: &[(&str, &str)] = &[
+    // One plan for every batch. Planning (16 partitions with three indexes each) takes longer than writing a few records,
+    // and left alone the server does it again for each statement if the first ones of a session were small.
+    ("plan_cache_mode", "force_generic_plan"),
+    // That plan may be made while the tables are empty: heads and due rows are to be found by their keys all the same.
+    ("enable_seqscan", "off"),
+    // Compiling takes longer than any append.
+    ("jit", "off"),
+];
+
 /// The connections that appends go over.
 pub(super) struct Writers {
     dialer: Arc<Dialer>,
@@ -54,6 +65,7 @@ pub(super) struct Writers {
 
 impl Writers {
     pub(super) fn new(dialer: Arc<Dialer>, connections: usize, guard: FenceGuard) -> Arc<Self> {
+        let dialer = Arc::new(dialer.with(PLANNING));
         let slots = (0..connections).map(|_| Slot::new("append")).collect();
         let calls = Arc::new(Semaphore::new(connections * CALLS_PER_CONNECTION));
         Arc::new(Self { dialer, slots, next: AtomicUsize::new(0), calls, guard })

@@ -1,5 +1,6 @@
 //! The store on a real server.
 
+mod bench;
 mod differential;
 mod elsewhere;
 mod failover;

@@ -7,8 +7,6 @@
 use conch_core::death::Guard;
 use conch_core::heart;
 
-use crate::rules::Rule;
-
 const GUARDS: [(&str, Guard); 2] = [("second_channel", Guard::SecondChannel), ("lost_alone", Guard::LostAlone)];
 
 const HEART: [(&str, heart::Rule); 4] = [
@@ -16,12 +14,6 @@ const HEART: [(&str, heart::Rule); 4] = [
     ("errors_pass", heart::Rule::ErrorsPass),
     ("validity_ends", heart::Rule::ValidityEnds),
     ("loss_freezes", heart::Rule::LossFreezes),
-];
-
-const RULES: [(&str, Rule); 3] = [
-    ("trouble_forgets", Rule::TroubleForgets),
-    ("watchdog_releases", Rule::WatchdogReleases),
-    ("followers_claim", Rule::FollowersClaim),
 ];
 
 /// Those of a table that the variable names.
@@ -39,9 +31,4 @@ pub(crate) fn guards() -> Vec<Guard> {
 /// The heartbeat's rule that is left out.
 pub(crate) fn heart() -> Option<heart::Rule> {
     named(&HEART).first().copied()
-}
-
-/// Rules of routing and following that are left out.
-pub(crate) fn rules() -> Vec<Rule> {
-    named(&RULES)
 }

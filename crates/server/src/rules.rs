@@ -34,20 +34,6 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Those of this process: all.
-    #[cfg(not(feature = "mutants"))]
-    #[must_use]
-    pub fn of_process() -> Self {
-        Self::default()
-    }
-
-    /// Those of this process: all that the variable `CONCH_MUTANT` does not name.
-    #[cfg(feature = "mutants")]
-    #[must_use]
-    pub fn of_process() -> Self {
-        Self::without(&crate::mutants::rules())
-    }
-
     /// All but these.
     #[cfg(any(test, feature = "mutants"))]
     #[must_use]

@@ -153,7 +153,7 @@ pub async fn run_on(
         metrics,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
-        rules: Rules::of_process(),
+        rules: Rules::default(),
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;

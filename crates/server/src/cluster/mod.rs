@@ -5,6 +5,8 @@ mod due;
 pub mod heartbeat;
 pub mod membership;
 pub mod nodes;
+#[cfg(test)]
+mod starved_tests;
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! The simulation's tests, in one binary.
 
 mod cluster;
+mod faults;
 mod model;
 mod routing;
 mod scene;

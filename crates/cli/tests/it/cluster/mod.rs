@@ -3,10 +3,12 @@
 //!
 //! One test runs at a time: they look at how long a takeover takes, and several clusters at once would starve each other.
 
+mod beliefs;
 mod database;
 mod drains;
 mod failover;
 mod gate;
+mod heartbeats;
 mod herd;
 mod leases;
 mod links;

@@ -7,6 +7,7 @@ mod faults;
 pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
+mod ownership;
 mod proxy;
 pub(crate) mod rig;
 mod start;

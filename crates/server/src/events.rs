@@ -47,6 +47,8 @@ pub enum WhyReleased {
     Idle,
     /// The node drains.
     Draining,
+    /// The peer that was to take it did not.
+    NotTaken,
     /// Its task did not answer for a lease.
     Wedged,
 }

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use conch_core::death::Own;
-use conch_core::ids::{Incarnation, NodeName, Region};
+use conch_core::ids::{ConvRef, Incarnation, NodeName, Region};
 use conch_core::lease::LeaseTiming;
-use conch_core::sequencer::{Moment, SequencerLimits};
+use conch_core::sequencer::{Moment, Reign, SequencerLimits};
 use conch_core::time::Monotonic;
-use conch_store::Store;
+use conch_store::{Held, Store};
 
 use crate::cluster::nodes::Nodes;
-use crate::events::Events;
+use crate::events::{Event, Events, WhyReleased};
 use crate::link::Peer;
 use crate::metrics::Metrics;
 use crate::rules::Rules;
@@ -130,6 +130,18 @@ impl Node {
     #[must_use]
     pub fn moment(&self) -> Moment {
         Moment { now: self.seams.now(), valid_until: self.validity.until() }
+    }
+
+    /// Gives up a lease with nothing under way. One that stays runs out with the node's own.
+    pub(crate) async fn release(&self, conversation: &ConvRef, reign: &Reign, why: WhyReleased) {
+        let (id, epoch) = (&conversation.id, reign.epoch);
+        let held = Held { conversation: conversation.key, epoch, me: self.me };
+        match self.store.release(&held, reign.first_seq).await {
+            Ok(true) => self.events.record(Event::Released { conversation: id.clone(), epoch, why }),
+            // Somebody else has it by now.
+            Ok(false) => {}
+            Err(error) => tracing::warn!(conversation = %id, %epoch, %error, "a lease was not released"),
+        }
     }
 
     /// The other live nodes, as this one last saw them.

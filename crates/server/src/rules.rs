@@ -25,6 +25,28 @@ pub enum Rule {
     SilenceLooksAgain,
     /// F7: a follower claims where nobody owns.
     FollowersClaim,
+    /// F7: a follow that was passed on to the better place is settled there, though nobody owned the conversation yet.
+    BetterPlaceSettles,
+    /// F4: what comes from a lower epoch than the highest one seen is dropped.
+    LowerEpochsDrop,
+    /// F6: an owner that ends closes its follow streams.
+    StreamsClose,
+    /// A session whose reign ended in doubt is resolved again by its node.
+    DoubtLooksAgain,
+    /// A peer that drains has given away what it owned: whoever asked it asks on.
+    DrainingMoves,
+    /// A refusal because ownership moves is answered by asking again, inside the budget.
+    MovingAsksAgain,
+    /// Concurrent callers on a node share one claim.
+    ClaimsAreShared,
+    /// A claim that nobody waits for comes back when it was told to, and leaves the store alone until then.
+    ClaimsWaitTheirTurn,
+    /// Looking for an owner ends with the budget.
+    BudgetBoundsLooking,
+    /// Conversations that are at rest are taken out one by one to be given up, not all beforehand.
+    SleepersGoOneByOne,
+    /// So many owners at once change hands when their patience is over.
+    FewHandOverAtOnce,
 }
 
 /// The rules that hold.

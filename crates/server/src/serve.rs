@@ -35,7 +35,7 @@ use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
 use crate::stores::{self, OpenStoreError};
-use crate::turn::agents::InvalidAgents;
+use crate::turn::agents::{Agents, InvalidAgents};
 
 /// Time between two signs of progress; a small part of the least `limits.wedged_ms` counts as busy.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -158,39 +158,8 @@ pub async fn run_on(
     });
     let port = LinkPort::bind(&config, &key, &node).await?;
     let mut lease = heartbeat::start(&node, port.advertised.clone()).await.map_err(ServeError::Register)?;
-    let people = People::new(Arc::clone(&node));
-    let notices = Notices::start(Arc::clone(&node), Arc::clone(&port.link));
-    let publishing = (people.clone(), notices.clone());
-    let on_published = Arc::new(move |conversation: &_, seq| {
-        publishing.0.published(conversation);
-        publishing.1.published(conversation, seq);
-    });
-    let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
-    let router = Router::start(Arc::clone(&node), parts);
-    let hubs = Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits());
-    let judge = death_watch(node.timing);
-    let watching = membership::run_with(Arc::clone(&node), router.clone(), port.evidence(), judge);
-    node.seams.spawn("membership", watching);
-    let service =
-        NodeService { node: Arc::clone(&node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
-    let open = port.serve(Arc::new(service));
+    let Assembled { gateway, router, open } = assemble(&node, port, agents, &key, &config)?;
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
-    let gateway = Gateway::new(Components {
-        hubs,
-        router: router.clone(),
-        people,
-        notices,
-        cursors: Cursors::start(Arc::clone(&node)),
-        agents,
-        key: TokenKey::new(&key.secret)?,
-        mode: key.mode,
-        origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },
-        limits: config.limits.clone(),
-        rate: config.rate.clone(),
-        reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
-        token_ttl_ms: config.auth.token_ttl_ms,
-        node: Arc::clone(&node),
-    });
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
     readiness.advance(ReadinessState::Ready);
@@ -213,6 +182,55 @@ pub async fn run_on(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// What runs on a node that has its lease.
+struct Assembled {
+    gateway: Gateway,
+    router: Router,
+    open: OpenLink,
+}
+
+/// Puts together what routes, follows and answers, for clients and for other nodes.
+fn assemble(
+    node: &Arc<Node>,
+    port: LinkPort,
+    agents: Arc<Agents>,
+    key: &SigningKey,
+    config: &Config,
+) -> Result<Assembled, ServeError> {
+    let people = People::new(Arc::clone(node));
+    let notices = Notices::start(Arc::clone(node), Arc::clone(&port.link));
+    let publishing = (people.clone(), notices.clone());
+    let on_published = Arc::new(move |conversation: &_, seq| {
+        publishing.0.published(conversation);
+        publishing.1.published(conversation, seq);
+    });
+    let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
+    let router = Router::start(Arc::clone(node), parts);
+    let hubs = Hubs::new(Arc::clone(node), router.clone(), config.hub_limits());
+    let watching = membership::run_with(Arc::clone(node), router.clone(), port.evidence(), death_watch(node.timing));
+    node.seams.spawn("membership", watching);
+    let service =
+        NodeService { node: Arc::clone(node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
+    let open = port.serve(Arc::new(service));
+    let gateway = Gateway::new(Components {
+        hubs,
+        router: router.clone(),
+        people,
+        notices,
+        cursors: Cursors::start(Arc::clone(node)),
+        agents,
+        key: TokenKey::new(&key.secret)?,
+        mode: key.mode,
+        origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },
+        limits: config.limits.clone(),
+        rate: config.rate.clone(),
+        reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
+        token_ttl_ms: config.auth.token_ttl_ms,
+        node: Arc::clone(node),
+    });
+    Ok(Assembled { gateway, router, open })
 }
 
 /// Completes when the process is told to stop, or the node to drain: an operator marks its row, through whichever node.

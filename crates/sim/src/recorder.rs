@@ -44,6 +44,7 @@ pub struct Recorder {
     answer: Answer,
     tally: Tally,
     regions: Shared<Regions>,
+    resolved: Shared<u64>,
 }
 
 /// Who is where, and what may be owned where.
@@ -68,13 +69,28 @@ impl Recorder {
         answer: Answer,
     ) -> Self {
         let names = conversations.iter().map(|conversation| (conversation.key, conversation.id.clone())).collect();
-        Self { inner, history, world, names: Arc::new(names), answer, tally, regions: Shared::default() }
+        Self {
+            inner,
+            history,
+            world,
+            names: Arc::new(names),
+            answer,
+            tally,
+            regions: Shared::default(),
+            resolved: Shared::default(),
+        }
     }
 
     /// Where conversations were owned that may not be there.
     #[must_use]
     pub fn trespasses(&self) -> Vec<String> {
         lock(&self.regions).trespasses.clone()
+    }
+
+    /// How often an owner was looked up.
+    #[must_use]
+    pub fn resolved(&self) -> u64 {
+        *lock(&self.resolved)
     }
 
     /// The store behind.
@@ -160,7 +176,6 @@ pass_on! {
         fn set_draining(me: Incarnation) -> bool;
         fn deregister(me: Incarnation) -> bool;
         fn expel(dead: Incarnation) -> bool;
-        fn resolve(conversation: &ConvRef) -> Option<Resolution>;
         fn release(held: &Held, first_seq: Seq) -> bool;
         special {
             async fn register(&self, registration: &Registration, ttl: Duration) -> Result<(), StoreError> {
@@ -173,6 +188,11 @@ pass_on! {
                 let released = self.inner.release_wedged(held, gap).await?;
                 self.tally.count(|coverage| coverage.wedged += u64::from(released));
                 Ok(released)
+            }
+
+            async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
+                *lock(&self.resolved) += 1;
+                self.inner.resolve(conversation).await
             }
 
             fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {

@@ -129,12 +129,20 @@ impl Canary<'_> {
         let begun = self.write(one, &keys.first, "the first node writes").await?;
         one.set_draining().await.map_err(store("the first node is marked as draining"))?;
         let shown = watcher.shows(&keys.first, SHOWN_WITHIN).await;
-        self.tell("owner_writes", shown, format!("{} wrote number {} in epoch {}", one.me(), begun.seq, begun.epoch));
+        self.tell(
+            "owner_writes",
+            shown.into(),
+            format!("{} wrote number {} in epoch {}", one.me(), begun.seq, begun.epoch),
+        );
 
         one.stop_heart();
         let expelled = two.expel(one.me()).await.map_err(store("the first node's row is removed"))?;
-        let believes = one.believes();
-        self.tell("owner_is_unaware", expelled && believes, unaware(one.me(), expelled, believes));
+        let aware = match (expelled, one.believes()) {
+            (true, true) => Aware::Unaware,
+            (true, false) => Aware::LeaseRanOut,
+            (false, _) => Aware::RemovedByOthers,
+        };
+        self.tell("owner_is_unaware", (aware == Aware::Unaware).into(), unaware(one.me(), aware));
 
         let other = two.watch(&self.conversation).await.map_err(refused("the second node is watched"))?;
         let taken = self.write(two, &keys.taken, "the second node takes over").await?;
@@ -142,7 +150,7 @@ impl Canary<'_> {
         let shown = other.shows(&keys.taken, SHOWN_WITHIN).await && taken.epoch > begun.epoch;
         self.tell(
             "another_takes_over",
-            shown,
+            shown.into(),
             format!("{} wrote number {} in epoch {}", two.me(), taken.seq, taken.epoch),
         );
 
@@ -155,11 +163,11 @@ impl Canary<'_> {
         let on = other.shows(&keys.after, SHOWN_WITHIN).await;
         self.tell(
             "the_new_owner_goes_on",
-            on && after.epoch == taken.epoch,
+            (on && after.epoch == taken.epoch).into(),
             format!("number {} in epoch {}", after.seq, after.epoch),
         );
         let seen = [watcher.saw(&keys.stale), other.saw(&keys.stale)];
-        self.tell("stale_write_is_shown_to_nobody", seen == [false, false], shown_to(seen));
+        self.tell("stale_write_is_shown_to_nobody", (seen == [false, false]).into(), shown_to(seen));
         self.log_is_whole(two, &keys, [begun, taken, after]).await
     }
 
@@ -207,14 +215,40 @@ impl Canary<'_> {
             (false, true) => format!("{} records, as they were acknowledged", records.len()),
             (false, false) => format!("acknowledged were {expected:?}; found were {found:?}"),
         };
-        self.tell("log_is_whole", found == expected && ordered, text);
+        self.tell("log_is_whole", (found == expected && ordered).into(), text);
         Ok(())
     }
 
-    fn tell(&mut self, step: &'static str, shown: bool, detail: String) {
-        self.doubts += usize::from(!shown);
-        (self.told)(&Step { step, shown, detail });
+    fn tell(&mut self, step: &'static str, verdict: Verdict, detail: String) {
+        self.doubts += usize::from(verdict == Verdict::Doubtful);
+        (self.told)(&Step { step, shown: verdict == Verdict::Shown, detail });
     }
+}
+
+/// What a step says of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// It showed what it was to show.
+    Shown,
+    /// It did not.
+    Doubtful,
+}
+
+impl From<bool> for Verdict {
+    fn from(shown: bool) -> Self {
+        if shown { Self::Shown } else { Self::Doubtful }
+    }
+}
+
+/// What a node that was to be declared dead knows of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Aware {
+    /// Nothing: it is dead, and its lease runs on as far as it knows.
+    Unaware,
+    /// It is dead, and its lease ran out meanwhile.
+    LeaseRanOut,
+    /// Somebody else had removed it.
+    RemovedByOthers,
 }
 
 /// What came of the write of a node that has lost its conversation, and whether it was the store that refused it.
@@ -223,28 +257,28 @@ fn judge(
     conversation: &ConvRef,
     epoch: Epoch,
     answer: &Result<Vec<Receipt>, Refusal>,
-) -> (bool, String) {
+) -> (Verdict, String) {
     match answer {
         Ok(receipts) => {
             let numbers: Vec<String> = receipts.iter().map(|receipt| receipt.seq.to_string()).collect();
-            (false, format!("ACCEPTED as number {}: two nodes write one conversation", numbers.join(", ")))
+            (Verdict::Doubtful, format!("ACCEPTED as number {}: two nodes write one conversation", numbers.join(", ")))
         }
         Err(_) if node.was_fenced(conversation, epoch) => {
-            (true, "the store refused it: another one owns the conversation".to_owned())
+            (Verdict::Shown, "the store refused it: another one owns the conversation".to_owned())
         }
         Err(refusal) if !node.believes() => (
-            false,
+            Verdict::Doubtful,
             format!("the node's own lease ran out before the store was asked ({refusal}); run the canary again"),
         ),
-        Err(refusal) => (false, format!("refused, but not by the fence: {refusal}")),
+        Err(refusal) => (Verdict::Doubtful, format!("refused, but not by the fence: {refusal}")),
     }
 }
 
-fn unaware(me: Incarnation, expelled: bool, believes: bool) -> String {
-    match (expelled, believes) {
-        (true, true) => format!("{me} is declared dead, and its lease runs on as far as it knows"),
-        (true, false) => format!("{me} is declared dead, but its lease ran out meanwhile; run the canary again"),
-        (false, _) => format!("{me} had no row any more; somebody else removed it; run the canary again"),
+fn unaware(me: Incarnation, aware: Aware) -> String {
+    match aware {
+        Aware::Unaware => format!("{me} is declared dead, and its lease runs on as far as it knows"),
+        Aware::LeaseRanOut => format!("{me} is declared dead, but its lease ran out meanwhile; run the canary again"),
+        Aware::RemovedByOthers => format!("{me} had no row any more; somebody else removed it; run the canary again"),
     }
 }
 

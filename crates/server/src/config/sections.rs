@@ -8,6 +8,7 @@ use std::time::Duration;
 use conch_core::body;
 use conch_core::ids::{AgentName, NodeName, Region};
 use conch_core::lease::LeaseTiming;
+use conch_core::wire::link::FRAME_MAX_BYTES;
 
 use super::field::Allowed::{Range, Text};
 use super::field::section;
@@ -281,7 +282,7 @@ section! {
         /// The authority of all nodes' certificates in PEM. Other nodes must show one of its certificates.
         tls_ca: Option<PathBuf> = None, Text("a path");
         /// Bytes of one frame between nodes. At least twice limits.frame_bytes.
-        frame_bytes: usize = 4 * MIB, Range(2 * 1024 * 1024, 64 * 1024 * 1024);
+        frame_bytes: usize = 4 * MIB, Range(2 * 1024 * 1024, FRAME_MAX_BYTES as u64);
         /// Requests to one node that wait for their answer, and from one that are answered at once; over it they are not asked.
         requests: usize = 4_096, Range(1, 1_000_000);
         /// Conversations followed at one node, and by one; over it a follow is refused with a directive.

@@ -27,7 +27,7 @@ use conch_core::sequencer::{Receipt, Reign};
 use conch_core::time::Monotonic;
 use conch_core::turn::live::LiveEvent;
 use conch_store::{Armed, ConversationInfo};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::bounded;
 use crate::link::Handed;
@@ -137,6 +137,7 @@ pub(crate) enum End {
 pub(crate) struct Facts {
     pub conversation: ConvRef,
     pub epoch: Epoch,
+    pub kind: ConversationKind,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
     /// When its loop last came round, in the clock's nanoseconds.
@@ -267,6 +268,8 @@ pub(crate) type OnEnd = Box<dyn FnOnce(End) + Send>;
 pub(crate) struct Charge {
     pub node: Arc<crate::node::Node>,
     pub committer: commit::Committer,
+    /// Whoever changes hands holds one.
+    pub hand_overs: Arc<Semaphore>,
     pub tenure: Tenure,
     pub agents: Arc<Agents>,
     pub on_published: OnPublished,

@@ -45,6 +45,7 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let facts = Arc::new(Facts {
         conversation: charge.tenure.conversation.clone(),
         epoch: charge.tenure.reign.epoch,
+        kind: charge.tenure.kind,
         regions: Arc::clone(&charge.tenure.regions),
         last_round: AtomicU64::new(charge.node.seams.now().0),
         deposed: AtomicBool::new(false),

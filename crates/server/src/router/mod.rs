@@ -15,6 +15,8 @@ mod drain;
 mod keeping;
 mod sighting;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,6 +49,9 @@ const SET_AGENT_WITHIN: Duration = Duration::from_secs(2);
 /// How long one peer may take with one try; then it is resolved anew, and whoever owns it is asked the same again.
 const TRY_AT_MOST: Duration = Duration::from_secs(1);
 
+/// How long a follower stays away at most because it was told to.
+const TOLD_AT_MOST: Duration = Duration::from_secs(1);
+
 /// What a router needs besides its node.
 pub struct Parts {
     /// Who answers in sessions.
@@ -68,6 +73,8 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    /// Owners that change hands at once when their patience is over.
+    hand_overs: Arc<Semaphore>,
     claim_rate: ClaimRate,
     agents: Arc<Agents>,
     on_published: OnPublished,
@@ -128,10 +135,12 @@ impl Router {
     pub fn start(node: Arc<Node>, parts: Parts) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
+        let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
+        let hand_overs = Arc::new(Semaphore::new(few));
         let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let shared = Shared { node, committer, table, claims, claim_rate, agents, on_published, link };
+        let shared = Shared { node, committer, table, claims, hand_overs, claim_rate, agents, on_published, link };
         let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
@@ -246,11 +255,14 @@ impl Router {
         call: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
         let mut views = self.shared.node.nodes.watch();
-        // A view that is older than the peer does not know it yet.
-        views.mark_unchanged();
+        let began = self.shared.node.seams.now();
         let gone = async {
             while views.changed().await.is_ok() {
                 let view = Arc::clone(&views.borrow());
+                // A look that began before may be older than the peer.
+                if view.read_at < Some(began) {
+                    continue;
+                }
                 if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
                     return;
                 }
@@ -292,6 +304,11 @@ impl Router {
     /// # Errors
     /// A refusal with a directive when another node owns the conversation, or should.
     pub async fn follow_here(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
+        if !self.shared.node.rules.hold(Rule::BetterPlaceSettles)
+            && !self.table().entries.contains_key(&conversation.key)
+        {
+            return Err(moved());
+        }
         let seeking = Seeking { avoid: None, urgency: Urgency::Background };
         match self.place_for(conversation, seeking).await? {
             Place::Here(owner) => owner.follow().await,
@@ -338,9 +355,8 @@ impl Router {
         let mut wait = Duration::from_millis(10);
         let mut avoid = None;
         loop {
-            let left = give_up.since(seams.now()).min(TRY_AT_MOST);
-            let refusal = match self.place_for(conversation, Seeking { avoid, urgency }).await {
-                Ok(place) => match ask(place, left).await {
+            let refusal = match self.place_by(conversation, Seeking { avoid, urgency }, give_up).await {
+                Ok(place) => match ask(place, give_up.since(seams.now()).min(TRY_AT_MOST)).await {
                     Attempt::Answered(Ok(answer)) => return Ok(answer),
                     Attempt::Answered(Err(refusal)) => refusal,
                     Attempt::Failed(peer, error) => {
@@ -352,19 +368,37 @@ impl Router {
                 },
                 Err(refusal) => refusal,
             };
-            // A peer that is on its way out has given away what it owned; this node's own end is definite.
-            let moving = refusal.retry.is_some()
-                && (refusal.code == Code::ConversationUnavailable
-                    || (refusal.code == Code::Draining && !self.is_closed()));
+            let moving = self.is_moving(&refusal);
             if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }
-            if !moving || seams.now() + wait >= give_up {
+            let pause = (wait / 2 + seams.jitter(wait / 2)).max(self.told_to_wait(&refusal, urgency));
+            if !moving || !self.shared.node.rules.hold(Rule::MovingAsksAgain) || seams.now() + pause >= give_up {
                 return Err(refusal);
             }
-            seams.sleep(wait / 2 + seams.jitter(wait / 2)).await;
+            seams.sleep(pause).await;
             wait = (wait * 2).min(Duration::from_millis(500));
         }
+    }
+
+    /// Does a refusal say that ownership moves? A peer that is on its way out has given away what it owned; this node's own
+    /// end is definite.
+    fn is_moving(&self, refusal: &Refusal) -> bool {
+        let by_draining =
+            refusal.code == Code::Draining && self.shared.node.rules.hold(Rule::DrainingMoves) && !self.is_closed();
+        refusal.retry.is_some() && (refusal.code == Code::ConversationUnavailable || by_draining)
+    }
+
+    /// How long a refusal tells somebody whom nobody waits for to stay away, beyond what is usual.
+    fn told_to_wait(&self, refusal: &Refusal, urgency: Urgency) -> Duration {
+        let after_ms = refusal.retry.map_or(0, |retry| retry.after_ms);
+        let honoured = self.shared.node.rules.hold(Rule::ClaimsWaitTheirTurn) && urgency == Urgency::Background;
+        if !honoured || after_ms <= Retry::SOON.after_ms {
+            return Duration::ZERO;
+        }
+        // Not for longer: somebody else may own it by then.
+        let told = Duration::from_millis(after_ms).min(TOLD_AT_MOST);
+        told + self.shared.node.seams.jitter(told / 4)
     }
 
     /// Where a conversation is owned: a running task here (one is started after a claim), or another node.
@@ -372,7 +406,21 @@ impl Router {
     /// # Errors
     /// `not_found`, or a refusal with a directive.
     pub async fn place(&self, conversation: &ConvRef, avoid: Option<Incarnation>) -> Result<Place, Refusal> {
-        self.place_for(conversation, Seeking { avoid, urgency: Urgency::Waiting }).await
+        let by = self.shared.node.seams.now() + self.shared.node.limits.route_budget;
+        self.place_by(conversation, Seeking { avoid, urgency: Urgency::Waiting }, by).await
+    }
+
+    /// The same, until then.
+    async fn place_by(&self, conversation: &ConvRef, seeking: Seeking, by: Monotonic) -> Result<Place, Refusal> {
+        if !self.shared.node.rules.hold(Rule::BudgetBoundsLooking) {
+            return self.place_for(conversation, seeking).await;
+        }
+        // Both branches may be dropped: a claim goes on in its own task.
+        tokio::select! {
+            biased;
+            place = self.place_for(conversation, seeking) => place,
+            () = self.shared.node.seams.clock.sleep_until(by) => Err(moved()),
+        }
     }
 
     async fn place_for(&self, conversation: &ConvRef, seeking: Seeking) -> Result<Place, Refusal> {
@@ -385,7 +433,10 @@ impl Router {
                 Lookup::Active(handle) => return Ok(Place::Here(handle)),
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
-                Lookup::Wait(mut settled) => drop(settled.changed().await),
+                Lookup::Wait(mut settled) if self.shared.node.rules.hold(Rule::ClaimsAreShared) => {
+                    drop(settled.changed().await);
+                }
+                Lookup::Wait(_) => return self.settle(conversation, None, seeking, watch::Sender::new(())).await,
                 Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, seeking, settled).await,
             }
         }

@@ -1,7 +1,10 @@
 //! The simulation's tests, in one binary.
 
+mod acts;
 mod cluster;
 mod faults;
+mod following;
+mod load;
 mod model;
 mod routing;
 mod scene;

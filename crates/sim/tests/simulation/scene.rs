@@ -18,6 +18,7 @@ use conch_server::hub::HubLimits;
 use conch_server::node::OwnerLimits;
 use conch_server::rules::Rule as RoutingRule;
 use conch_server::seams::Clock as _;
+use conch_server::turn::agents::DEMO;
 use conch_sim::coverage::Tally;
 use conch_sim::dice::Dice;
 use conch_sim::executor::{Executor, Limits, Process};
@@ -28,12 +29,13 @@ use conch_sim::recorder::{Answer, Recorder};
 use conch_sim::shared::Shared;
 use conch_sim::trace::TraceMode;
 use conch_sim::weather::Weather;
+use conch_store::faulty::Call;
 use conch_store::memory::MemoryStore;
 use conch_store::{LeaseStore as _, LogStore as _, NewConversation, NodeRow};
 use futures_util::future::{Either, select};
 
-/// Channels of a scene.
-pub(crate) const ROOMS: usize = 5;
+/// Conversations of a scene, where it does not need more.
+const ROOMS: usize = 5;
 
 /// Some machines on one calm store, long enough together to judge each other; one channel, which the first one owns.
 pub(crate) struct Scene {
@@ -70,6 +72,10 @@ pub(crate) struct Setting {
     /// Where the channel may be owned; empty: anywhere.
     pub(crate) allowed: Vec<&'static str>,
     pub(crate) home: &'static str,
+    /// How many conversations.
+    pub(crate) rooms: usize,
+    /// Of all conversations.
+    pub(crate) kind: ConversationKind,
     pub(crate) limits: NodeLimits,
     pub(crate) removed: Removed,
 }
@@ -79,7 +85,15 @@ impl Setting {
     pub(crate) fn of(machines: usize, removed: Removed) -> Self {
         let limits =
             NodeLimits { timing: LeaseTiming::default(), owner: OwnerLimits::default(), hub: HubLimits::default() };
-        Self { regions: vec!["local"; machines], allowed: Vec::new(), home: "local", limits, removed }
+        Self {
+            regions: vec!["local"; machines],
+            allowed: Vec::new(),
+            home: "local",
+            rooms: ROOMS,
+            kind: ConversationKind::Channel,
+            limits,
+            removed,
+        }
     }
 }
 
@@ -106,7 +120,8 @@ where
         Arc::new(move || world.wall().0)
     };
     let store = MemoryStore::new("sim", clock);
-    let rooms = (1..ROOMS).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
+    let rooms =
+        (1..setting.rooms).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
     let conversations: Vec<ConvRef> = [room.clone()].into_iter().chain(rooms).collect();
     let history = History::new(executor.clone());
     let recorder = Recorder::new(store, history, world.clone(), &conversations, tally.clone(), Answer::AfterCommit);
@@ -137,11 +152,11 @@ impl Scene {
     pub(crate) async fn open(world: Process, site: Site, room: ConvRef, setting: Setting) -> Self {
         let new = NewConversation {
             conversation: room.clone(),
-            kind: ConversationKind::Channel,
+            kind: setting.kind,
             regions: setting.allowed.iter().map(|region| region.parse().expect("valid")).collect(),
             home: setting.home.parse().expect("valid"),
             title: None,
-            agent: None,
+            agent: (setting.kind == ConversationKind::Session).then(|| DEMO.parse().expect("valid")),
             settings: Settings::default(),
             creator: "alice".parse().expect("valid"),
             members: Vec::new(),
@@ -216,6 +231,21 @@ impl Scene {
 
     pub(crate) fn weather(&self, node: usize, weather: Weather) {
         *self.machines[node].weather.lock().expect("one thread") = weather;
+    }
+
+    /// One answer of the store to this call of this node is lost; what was asked is done.
+    pub(crate) fn lose_an_answer(&self, node: usize, call: Call) {
+        self.machines[node].orders.lock().expect("one thread").losing.push(call);
+    }
+
+    /// The store refuses this call of this node once.
+    pub(crate) fn refuse_once(&self, node: usize, call: Call) {
+        self.machines[node].orders.lock().expect("one thread").refusing.push(call);
+    }
+
+    /// Such calls of this node to the store take so long from now on.
+    pub(crate) fn slow_down(&self, node: usize, call: Call, takes: Duration) {
+        self.machines[node].orders.lock().expect("one thread").slow = Some((call, takes));
     }
 
     pub(crate) fn deaths_declared_by(&self, node: usize) -> Vec<WhyDead> {

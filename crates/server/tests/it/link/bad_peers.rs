@@ -144,6 +144,20 @@ async fn a_slow_greeting_is_cut_and_takes_a_bounded_place() {
 }
 
 #[tokio::test]
+async fn a_peer_that_ends_each_connection_at_once_is_not_dialled_for_every_request() {
+    let node = Node::start(settings(OWNER, 7, LinkLimits { connections: 1, ..quick() })).await;
+    let first = asker(quick());
+    assert_eq!(first.ask(&node.peer(), sessions("1"), LONG).await, Ok(connected(1)));
+    let second = TcpLink::new(settings(Incarnation(0xc), 7, quick()));
+    for _ in 0..200 {
+        assert!(second.ask(&node.peer(), sessions("1"), LONG).await.is_err(), "the only place is taken");
+    }
+    let refused: u32 = metric(&node.metrics, "conch_link_refusals_total{reason=\"full\"}").parse().expect("a number");
+    assert!((1..100).contains(&refused), "{refused}");
+    node.stop().await;
+}
+
+#[tokio::test]
 async fn refusals_are_explained_only_so_often() {
     let node = Node::start(settings(OWNER, 7, LinkLimits { handshakes: 256, ..quick() })).await;
     let mut explained = 0;

@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use super::load::{History, Load, Verdict, end_clean, judge};
+use super::metronome::Metronome;
 use super::network::Network;
 use super::rig::Cluster;
 use crate::node::{message, until};
@@ -115,39 +116,6 @@ impl Reading {
         self.stop.store(true, Ordering::Relaxed);
         cluster.runtime.block_on(self.task).expect("history was readable throughout");
         assert!(self.reads.load(Ordering::Relaxed) > 10, "it read");
-    }
-}
-
-/// Counts how long this machine let a thread wait that wanted to run. A promise about time is not broken by that.
-struct Metronome {
-    stop: Arc<AtomicBool>,
-    lost_us: Arc<AtomicU64>,
-}
-
-impl Metronome {
-    fn start() -> Self {
-        const TICK: Duration = Duration::from_millis(5);
-        let (stop, lost_us) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, lost) = (Arc::clone(&stop), Arc::clone(&lost_us));
-        std::thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
-                let before = Instant::now();
-                std::thread::sleep(TICK);
-                let late = before.elapsed().saturating_sub(TICK);
-                lost.fetch_add(u64::try_from(late.as_micros()).expect("a short test"), Ordering::Relaxed);
-            }
-        });
-        Self { stop, lost_us }
-    }
-
-    fn lost(&self) -> Duration {
-        Duration::from_micros(self.lost_us.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for Metronome {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

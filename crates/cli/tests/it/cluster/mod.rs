@@ -13,6 +13,7 @@ mod herd;
 mod leases;
 mod links;
 mod load;
+mod metronome;
 mod network;
 mod owners;
 mod rig;

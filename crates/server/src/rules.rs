@@ -1,4 +1,4 @@
-//! Rules of routing and following that a test can take away, to show that it would be noticed.
+//! Rules of routing, following and answering that a test can take away, to show that it would be noticed.
 //!
 //! Invariant: in the product every rule holds; only tests and the simulation can say otherwise.
 
@@ -47,6 +47,8 @@ pub enum Rule {
     SleepersGoOneByOne,
     /// So many owners at once change hands when their patience is over.
     FewHandOverAtOnce,
+    /// A socket is given one page of history at a time, and none while it has not taken the one before.
+    OneUnreadPage,
 }
 
 /// The rules that hold.

@@ -153,7 +153,7 @@ pub async fn run_on(
         metrics,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
-        rules: Rules::default(),
+        rules: rules(),
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;
@@ -248,6 +248,22 @@ async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receive
         biased;
         () = stop => {}
         () = marked => {}
+    }
+}
+
+/// The rules of the product: all of them.
+#[cfg(not(feature = "mutants"))]
+fn rules() -> Rules {
+    Rules::default()
+}
+
+/// The same, but without the bound on unread pages where the variable `CONCH_MUTANT` is `unread_pages`: a process of a test, which
+/// that test must catch.
+#[cfg(feature = "mutants")]
+fn rules() -> Rules {
+    match std::env::var("CONCH_MUTANT").as_deref() {
+        Ok("unread_pages") => Rules::without(&[crate::rules::Rule::OneUnreadPage]),
+        _ => Rules::default(),
     }
 }
 

@@ -4,6 +4,7 @@ pub mod claims;
 mod due;
 pub mod heartbeat;
 pub mod membership;
+mod news;
 pub mod nodes;
 #[cfg(test)]
 mod starved_tests;

@@ -220,7 +220,7 @@ section! {
     Sequencer, "sequencer." {
         /// Numbers reserved at once.
         block: u64 = 1_000, Range(1, 1_000_000);
-        /// Numbers that an unclean takeover skips. At least sequencer.block.
+        /// Numbers that an unclean takeover skips. At least sequencer.block; the same on all nodes.
         gap: u64 = 1_000, Range(1, 1_000_000);
     }
 }

@@ -10,6 +10,7 @@ use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::refusal::{Code, Refusal};
 
 use super::{Notice, Request, Response, Service};
+use crate::events::Event;
 use crate::hub::Hubs;
 use crate::node::Node;
 use crate::owner::Follow;
@@ -35,7 +36,7 @@ pub struct NodeService {
 
 #[async_trait]
 impl Service for NodeService {
-    async fn answer(&self, _from: Incarnation, request: Request) -> Response {
+    async fn answer(&self, from: Incarnation, request: Request) -> Response {
         match request {
             Request::Append { conversation, drafts, hops } => {
                 let conversation = conversation.into();
@@ -49,6 +50,8 @@ impl Service for NodeService {
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
             Request::HandOff(handed) => {
+                let (conversation, epoch) = (handed.conversation.clone(), handed.epoch);
+                self.node.events.record(Event::Received { conversation, epoch, from });
                 self.router.adopt(handed).await;
                 Response::Heard
             }
@@ -62,6 +65,8 @@ impl Service for NodeService {
                 let connected = present.as_ref().map(|present| u32::try_from(present.connected).unwrap_or(u32::MAX));
                 Response::Sessions { connected, presence: present.map(|present| present.json) }
             }
+            Request::Owned(query) => Response::Owned(self.router.owned_page(&query)),
+            Request::Events { after, limit } => Response::Events(self.node.events.page(after, limit)),
         }
     }
 

@@ -14,6 +14,7 @@ mod claims;
 mod drain;
 mod keeping;
 mod sighting;
+pub mod survey;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use conch_core::ids::{AgentName, ConvKey, ConvRef, ConversationId, Epoch, Incarnation};
+use conch_core::ids::{AgentName, ConvKey, ConvRef, Epoch, Incarnation};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
@@ -34,6 +35,7 @@ use tokio::sync::{Semaphore, watch};
 use self::table::{Entry, Lookup, Stage, Table};
 use crate::bounded;
 use crate::cluster::claims::{ClaimRate, Urgency};
+use crate::cluster::nodes::View;
 use crate::link::{Hops, Link, LinkError, Peer, Request, Response};
 use crate::metrics;
 use crate::node::Node;
@@ -79,28 +81,6 @@ struct Shared {
     agents: Arc<Agents>,
     on_published: OnPublished,
     link: Arc<dyn Link>,
-}
-
-/// Whether an owner has a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rest {
-    /// It has.
-    Active,
-    /// It is owned without one.
-    Hibernating,
-}
-
-/// A conversation that this node owns, for operators.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Owned {
-    /// Which.
-    pub conversation: ConversationId,
-    /// In which reign.
-    pub epoch: Epoch,
-    /// Whether it has a task.
-    #[serde(rename = "state")]
-    pub at: Rest,
 }
 
 /// Where a conversation is owned, or should be.
@@ -173,31 +153,6 @@ impl Router {
         self.table().entries.len()
     }
 
-    /// What this node owns above a key, in the keys' order, at most `most`, and whether there is more. What is being claimed is
-    /// left out.
-    #[must_use]
-    pub fn owned_after(&self, after: Option<ConvKey>, most: usize) -> (Vec<Owned>, bool) {
-        let table = self.table();
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let owned = table.entries.range((from, Bound::Unbounded)).filter_map(|(_, entry)| match entry {
-            Entry::Active(handle) if !handle.is_gone() => Some(Owned {
-                conversation: handle.facts.conversation.id.clone(),
-                epoch: handle.epoch(),
-                at: Rest::Active,
-            }),
-            Entry::Hibernating { tenure, .. } => Some(Owned {
-                conversation: tenure.conversation.id.clone(),
-                epoch: tenure.reign.epoch,
-                at: Rest::Hibernating,
-            }),
-            Entry::Active(_) | Entry::Claiming(_) => None,
-        });
-        let mut owned: Vec<Owned> = owned.take(most.saturating_add(1)).collect();
-        let more = owned.len() > most;
-        owned.truncate(most);
-        (owned, more)
-    }
-
     /// Appends through the owner, wherever it is, waiting and asking again inside the node's own bounds.
     ///
     /// # Errors
@@ -255,19 +210,16 @@ impl Router {
         call: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
         let mut views = self.shared.node.nodes.watch();
-        let began = self.shared.node.seams.now();
+        let asked_at = self.shared.node.seams.now();
+        // A view that was read before may be older than the peer, and not know it yet.
+        let lacks_it = |view: &Arc<View>| {
+            view.read_at.is_some_and(|read_at| read_at >= asked_at)
+                && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+        };
         let gone = async {
-            while views.changed().await.is_ok() {
-                let view = Arc::clone(&views.borrow());
-                // A look that began before may be older than the peer.
-                if view.read_at < Some(began) {
-                    continue;
-                }
-                if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
-                    return;
-                }
+            if views.wait_for(lacks_it).await.is_err() {
+                std::future::pending::<()>().await;
             }
-            std::future::pending().await
         };
         // Dropping the call gives its answer up, which is of unknown outcome then.
         tokio::select! {

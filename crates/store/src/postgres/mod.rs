@@ -38,7 +38,7 @@ use std::time::Duration;
 use conch_core::ids::NodeName;
 use tokio::runtime::Handle;
 
-pub use admin::{restored, switch_leases, system_id};
+pub use admin::{NodesInEtcd, restored, switch_leases, system_id};
 pub(crate) use elsewhere::ArmGuard;
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;

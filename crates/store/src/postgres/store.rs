@@ -7,10 +7,9 @@ use async_trait::async_trait;
 use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, Seq, Subject};
 use conch_core::time::Timestamp;
 
-use super::lease_thread::Lane;
 use super::ownership::Registry;
 use super::{PostgresStore, append, conversations, lifelines, nodes, ownership, queries};
-use crate::own_thread::Effect;
+use crate::own_thread::{Effect, Lane};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,

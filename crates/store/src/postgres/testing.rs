@@ -16,6 +16,10 @@ use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
 use tokio_postgres::NoTls;
 
+mod pooler;
+
+pub use pooler::Pooler;
+
 /// The role and the first database of a test server.
 const SUPERUSER: &str = "postgres";
 /// The name of the socket is made from this; no port is opened.

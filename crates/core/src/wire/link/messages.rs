@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use super::hello::Features;
+use super::survey::{EventsPage, OwnedPage, OwnedQuery};
 use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
 use crate::presence::shard::ShardReport;
 use crate::record::Draft;
@@ -75,6 +77,23 @@ pub enum Request {
         /// Where.
         conversation: ConversationId,
     },
+    /// What do you own? For operators, with a short time-out.
+    Owned(OwnedQuery),
+    /// What happened to ownership on you lately? For operators, with a short time-out.
+    Events {
+        /// After the event of this id; `None`: the newest.
+        after: Option<u64>,
+        /// At most so many.
+        limit: u32,
+    },
+}
+
+impl Request {
+    /// What a peer has to know before it may be asked this: one that cannot read a request ends the connection.
+    #[must_use]
+    pub fn needs(&self) -> Features {
+        if matches!(self, Self::Owned(_) | Self::Events { .. }) { Features::SURVEY } else { Features::NONE }
+    }
 }
 
 /// What it answers.
@@ -93,6 +112,10 @@ pub enum Response {
         /// Who is present, as the JSON of the presence call; `None` likewise.
         presence: Option<String>,
     },
+    /// To [`Request::Owned`].
+    Owned(OwnedPage),
+    /// To [`Request::Events`].
+    Events(EventsPage),
 }
 
 /// What a node tells all others, without an answer and without a promise: who missed one looks into the store.

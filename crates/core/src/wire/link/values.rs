@@ -145,12 +145,16 @@ wire_enum!(Request, "request" {
     3 = Offer { conversations: conversations };
     4 = HandOff { 0: handed };
     5 = Sessions { conversation: conversation };
+    7 = Owned { 0: query };
+    8 = Events { after: after, limit: limit };
 });
 wire_enum!(Response, "response" {
     1 = Appended { 0: appended };
     2 = Heard {};
     3 = Takes { 0: takes };
     4 = Sessions { connected: connected, presence: presence };
+    6 = Owned { 0: page };
+    7 = Events { 0: page };
 });
 wire_enum!(Notice, "notice" {
     1 = Published { conversation: conversation, seq: seq };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use conch_core::ids::Incarnation;
-use conch_core::wire::link::{FRAME_MAX_BYTES, Frame, Reason, next_frame};
+use conch_core::wire::link::{FRAME_MAX_BYTES, Features, Frame, Reason, next_frame};
 use conch_server::auth::secret::{Mode, Secret};
 use conch_server::link::{Link, LinkError, LinkKey, LinkLimits, LinkListener, Peer, TcpLink};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -111,7 +111,7 @@ async fn a_request_before_the_proof_is_not_looked_at() {
     let mut stream = connection(&node).await;
     let hello = conch_core::wire::link::Hello {
         version: conch_core::wire::link::VERSION,
-        features: 0,
+        features: Features::NONE,
         cluster: "c".to_owned(),
         incarnation: Incarnation(0xa),
         node: "n".parse().expect("valid"),

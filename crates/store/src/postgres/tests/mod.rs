@@ -7,6 +7,7 @@ mod faults;
 pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
+mod outage;
 mod ownership;
 mod proxy;
 pub(crate) mod rig;

@@ -273,14 +273,10 @@ fn death_watch(timing: LeaseTiming) -> DeathWatch {
     DeathWatch::new(timing)
 }
 
-/// The same, but without its second channel where the variable `CONCH_MUTANT` is `second_channel`: a process of a test, which
-/// that test must catch.
+/// The same, but without the guards that the variable `CONCH_MUTANT` names: a process of a test, which that test must catch.
 #[cfg(feature = "mutants")]
 fn death_watch(timing: LeaseTiming) -> DeathWatch {
-    match std::env::var("CONCH_MUTANT").as_deref() {
-        Ok("second_channel") => DeathWatch::without(timing, &[conch_core::death::Guard::SecondChannel]),
-        _ => DeathWatch::new(timing),
-    }
+    DeathWatch::without(timing, &crate::mutants::guards())
 }
 
 /// How the lease stands when the node is to end.

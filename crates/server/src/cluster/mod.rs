@@ -6,6 +6,8 @@ pub mod heartbeat;
 pub mod membership;
 mod news;
 pub mod nodes;
+#[cfg(test)]
+mod starved_tests;
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 mod acts;
 mod balance;
 mod cluster;
+mod faults;
 mod following;
 mod load;
 mod model;

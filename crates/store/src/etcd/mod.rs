@@ -92,7 +92,8 @@ impl EtcdStore {
     /// # Errors
     /// As [`OpenError`] lists, after `options.connect_patience` at most for what may pass.
     pub async fn open(leases: &str, database: &str, options: Options) -> Result<Self, OpenError> {
-        Self::open_with(leases, database, options, Guards::default()).await
+        let guards = Guards { records: postgres::Guards::of_process(), ..Guards::default() };
+        Self::open_with(leases, database, options, guards).await
     }
 
     async fn open_with(leases: &str, database: &str, mut options: Options, guards: Guards) -> Result<Self, OpenError> {

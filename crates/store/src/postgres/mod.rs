@@ -154,17 +154,17 @@ pub(crate) struct Guards {
 impl Guards {
     /// All of them.
     #[cfg(not(feature = "mutants"))]
-    fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self::default()
     }
 
-    /// All of them, unless the variable `CONCH_MUTANT` is `fence`: a process of a test, which that test must catch.
+    /// All of them, unless the variable `CONCH_MUTANT` (names, with commas between them) has `fence`: a process of a test,
+    /// which that test must catch.
     #[cfg(feature = "mutants")]
-    fn of_process() -> Self {
-        match std::env::var("CONCH_MUTANT").as_deref() {
-            Ok("fence") => Self { fence: FenceGuard::Off, ..Self::default() },
-            _ => Self::default(),
-        }
+    pub(crate) fn of_process() -> Self {
+        let mutants = std::env::var("CONCH_MUTANT").unwrap_or_default();
+        let fence = if mutants.split(',').any(|name| name == "fence") { FenceGuard::Off } else { FenceGuard::On };
+        Self { fence, ..Self::default() }
     }
 }
 

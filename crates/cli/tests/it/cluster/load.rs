@@ -34,15 +34,29 @@ pub(crate) struct History {
 }
 
 impl History {
-    fn add(&self, event: impl FnOnce(u64) -> Event) {
+    pub(crate) fn add(&self, event: impl FnOnce(u64) -> Event) {
         let mut events = self.events.lock().expect("nobody panicked");
         // Under the lock, so that times do not go back.
         let t_us = u64::try_from(self.begun.elapsed().as_micros()).expect("a short test");
         events.push(event(t_us));
     }
 
+    /// The longest time without an ack in a conversation, from a moment to the newest ack.
+    fn longest_pause(&self, room: &str, since: Instant) -> Duration {
+        let events = self.events.lock().expect("nobody panicked");
+        let begun_us = u64::try_from((since - self.begun).as_micros()).expect("a short test");
+        let acks = events.iter().filter_map(|event| match event {
+            Event::Acked { conversation, t_us, .. } if conversation.as_str() == room => Some(*t_us),
+            _ => None,
+        });
+        let (_, longest_us) = acks
+            .filter(|t_us| *t_us >= begun_us)
+            .fold((begun_us, 0), |(before, longest), t_us| (t_us, longest.max(t_us - before)));
+        Duration::from_micros(longest_us)
+    }
+
     /// The highest number that was acknowledged in a conversation.
-    fn acked(&self, room: &str) -> Seq {
+    pub(crate) fn acked(&self, room: &str) -> Seq {
         let events = self.events.lock().expect("nobody panicked");
         let acked = events.iter().filter_map(|event| match event {
             Event::Acked { conversation, seq, .. } if conversation.as_str() == room => Some(*seq),
@@ -52,7 +66,7 @@ impl History {
     }
 
     /// The highest number that an observer was shown.
-    fn shown(&self, who: &str) -> Seq {
+    pub(crate) fn shown(&self, who: &str) -> Seq {
         let events = self.events.lock().expect("nobody panicked");
         let newest = events.iter().rev().find_map(|event| match event {
             Event::Observed { observer, seq, .. } if observer == who => Some(*seq),
@@ -166,6 +180,16 @@ impl Load {
     fn write(&mut self, cluster: &Cluster, number: usize) {
         let writer = self.writer(cluster, &format!("w{number}"), number);
         self.writers.push(cluster.runtime.spawn(writer.run(Arc::clone(&self.stop))));
+    }
+
+    /// The history so far; clones are the same one.
+    pub(crate) fn history(&self) -> History {
+        self.history.clone()
+    }
+
+    /// The longest time without an ack in a conversation, from a moment to the newest ack.
+    pub(crate) fn longest_pause(&self, room: &str, since: Instant) -> Duration {
+        self.history.longest_pause(room, since)
     }
 
     pub(crate) fn acks(&self) -> u64 {

@@ -3,12 +3,13 @@
 //! Invariant: what is made here has this process's number in its name, and goes when the value is dropped, also in a panic.
 //! Deliberately absent: skipping. Without root, or without `ip`, the test fails and says so.
 
+use std::ops::Range;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::rig::Cluster;
 
-/// A network of some nodes; this process is on it too.
+/// A network of some places: nodes of ours, and behind them whatever else a test puts there; this process is on it too.
 pub(crate) struct Network {
     name: String,
     subnet: String,
@@ -50,6 +51,12 @@ impl Network {
         network
     }
 
+    /// What a command is started with to run at a place, and the place's address.
+    pub(crate) fn spot(&self, node: usize) -> (Vec<String>, String) {
+        let prefix = ["ip", "netns", "exec", &self.space(node)];
+        (prefix.map(str::to_owned).to_vec(), self.address(node))
+    }
+
     fn space(&self, node: usize) -> String {
         format!("{}s{node}", self.name)
     }
@@ -61,25 +68,33 @@ impl Network {
     /// Places the nodes of a cluster, which are not started yet, each in its namespace.
     pub(crate) fn place(&self, cluster: &mut Cluster) {
         for (index, place) in cluster.places.iter_mut().enumerate() {
-            let address = self.address(index);
+            let (prefix, address) = self.spot(index);
             (place.listen, place.operations, place.link) =
                 (format!("{address}:4000"), format!("{address}:4001"), format!("{address}:4002"));
-            let prefix = ["ip", "netns", "exec", &self.space(index)];
-            place.prefix = prefix.map(str::to_owned).to_vec();
+            place.prefix = prefix;
         }
     }
 
     /// Cuts a node from all others, in both directions and without a word to either side; clients and database stay.
     pub(crate) fn isolate(&self, node: usize) {
-        self.each_way(node, |space, address| must(&format!("-n {space} route add blackhole {address}/32")));
+        self.cut(node, 0..self.nodes);
     }
 
     pub(crate) fn heal(&self, node: usize) {
-        self.each_way(node, |space, address| must(&format!("-n {space} route del blackhole {address}/32")));
+        self.mend(node, 0..self.nodes);
     }
 
-    fn each_way(&self, node: usize, route: impl Fn(&str, &str)) {
-        for other in (0..self.nodes).filter(|other| *other != node) {
+    /// The same, from these others alone.
+    pub(crate) fn cut(&self, node: usize, others: Range<usize>) {
+        self.each_way(node, others, |space, address| must(&format!("-n {space} route add blackhole {address}/32")));
+    }
+
+    pub(crate) fn mend(&self, node: usize, others: Range<usize>) {
+        self.each_way(node, others, |space, address| must(&format!("-n {space} route del blackhole {address}/32")));
+    }
+
+    fn each_way(&self, node: usize, others: Range<usize>, route: impl Fn(&str, &str)) {
+        for other in others.filter(|other| *other != node) {
             route(&self.space(node), &self.address(other));
             route(&self.space(other), &self.address(node));
         }

@@ -9,6 +9,7 @@ pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
 mod outage;
+mod ownership;
 mod proxy;
 pub(crate) mod rig;
 mod start;

@@ -3,6 +3,7 @@
 //!
 //! One test runs at a time: they look at how long a takeover takes, and several clusters at once would starve each other.
 
+mod chaos;
 mod database;
 mod drains;
 mod failover;
@@ -11,5 +12,8 @@ mod links;
 mod load;
 mod network;
 mod owners;
+mod pair;
 mod rig;
+mod sockets;
 mod turns;
+mod weather;

@@ -404,7 +404,8 @@ fn run(command: &mut Command, what: &str) {
 }
 
 fn wait_until_ready(directory: &Path, programs: &Path, user: Option<User>, port: u16) {
-    const TRIES: u32 = 600;
+    // A recovery syncs every file first, which takes long on a busy disk.
+    const TRIES: u32 = 2400;
     for _ in 0..TRIES {
         let mut ready = as_user(&programs.join("pg_isready"), user);
         ready.args(["--quiet", "--port", &port.to_string(), "--host"]).arg(directory);

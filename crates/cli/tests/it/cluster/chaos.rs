@@ -15,8 +15,10 @@ use super::weather::Weather;
 
 /// How long a run takes if nothing else is said.
 const SECONDS: u64 = 60;
-/// Enough in flight at any time, and few enough for a history that can be kept in memory.
-const PLAN: Plan = Plan { rooms: 3, writers: 3, sockets: 2, pace: Duration::from_millis(40) };
+/// Enough in flight at any time, and few enough for a history that can be kept in memory. The budget is more than a database takes
+/// to recover on a slow disk: that is not the nodes' time.
+const PLAN: Plan =
+    Plan { rooms: 3, writers: 3, sockets: 2, pace: Duration::from_millis(40), budget: Duration::from_secs(120) };
 /// What no node may have logged.
 const NEVER: [&str; 2] = ["panicked at", "is broken ("];
 

@@ -18,7 +18,7 @@ use super::rig::{Cluster, write};
 use super::sockets::{SocketSender, watch_socket};
 use crate::node::{message, until, whole_log};
 
-/// A writer gives up after this, which fails the test.
+/// A writer gives up after this, which fails the test, if nothing else is planned.
 const BUDGET: Duration = Duration::from_secs(40);
 /// A node that does not answer for this long is left for another one.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -39,6 +39,8 @@ pub(crate) struct Plan {
     pub(crate) sockets: usize,
     /// Between two messages of a writer.
     pub(crate) pace: Duration,
+    /// A writer gives up after this, which fails the test.
+    pub(crate) budget: Duration,
 }
 
 /// How a watcher watches.
@@ -132,7 +134,7 @@ pub(crate) struct Load {
     pub(crate) met: Arc<Met>,
     reader: Vec<HttpClient>,
     history: History,
-    pace: Duration,
+    plan: Plan,
     stop: Arc<AtomicBool>,
     writers: Vec<JoinHandle<()>>,
     /// Writers so far.
@@ -144,7 +146,7 @@ impl Load {
     /// Conversations, so many writers that send to all of them through all nodes, and a watcher of each conversation at each
     /// node. The conversation `room-N` begins at node N, in turn.
     pub(crate) fn start(cluster: &Cluster, rooms: usize, writers: usize) -> Self {
-        Self::planned(cluster, Plan { rooms, writers, sockets: 0, pace: PACE })
+        Self::planned(cluster, Plan { rooms, writers, sockets: 0, pace: PACE, budget: BUDGET })
     }
 
     /// The same as planned; where there are senders over a WebSocket, there are watchers over it too.
@@ -162,7 +164,7 @@ impl Load {
             met: Arc::default(),
             reader,
             history: History::new(),
-            pace: plan.pace,
+            plan,
             stop: Arc::default(),
             writers: Vec::new(),
             names: 0,
@@ -214,7 +216,7 @@ impl Load {
             number,
             history: self.history.clone(),
             met: Arc::clone(&self.met),
-            pace: self.pace,
+            plan: self.plan,
             away: Mutex::new(vec![None; cluster.places.len()]),
         }
     }
@@ -356,7 +358,7 @@ pub(crate) struct Writer {
     number: usize,
     history: History,
     met: Arc<Met>,
-    pace: Duration,
+    plan: Plan,
     /// When each node did not answer.
     away: Mutex<Vec<Option<Instant>>>,
 }
@@ -377,7 +379,7 @@ impl Writer {
             }
             let room = &self.rooms[(self.number + number) % self.rooms.len()];
             self.send(room, &format!("{}-{number}", self.name), self.number + number / 2).await;
-            tokio::time::sleep(self.pace).await;
+            tokio::time::sleep(self.plan.pace).await;
         }
     }
 
@@ -390,7 +392,8 @@ impl Writer {
         let ids = || (client.clone(), conversation.clone(), sender.clone(), client_msg_id.clone());
         let begun = Instant::now();
         for node in first.. {
-            assert!(begun.elapsed() < BUDGET, "{key} was not acknowledged within {BUDGET:?}: {:?}", self.met.refusals);
+            let budget = self.plan.budget;
+            assert!(begun.elapsed() < budget, "{key} was not acknowledged within {budget:?}: {:?}", self.met.refusals);
             let node = node % self.nodes();
             if self.is_away(node) {
                 continue;

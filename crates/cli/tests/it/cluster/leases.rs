@@ -69,11 +69,11 @@ impl Field {
 
     /// Cuts a node from all members of etcd, and from nothing else.
     fn cut_from_etcd(&self, node: usize) {
-        self.network.cut(node, self.nodes()..self.nodes() + MEMBERS);
+        self.network.cut_from(node, self.nodes()..self.nodes() + MEMBERS);
     }
 
     fn mend_to_etcd(&self, node: usize) {
-        self.network.mend(node, self.nodes()..self.nodes() + MEMBERS);
+        self.network.mend_from(node, self.nodes()..self.nodes() + MEMBERS);
     }
 
     /// Which node owns a conversation, as another one says.

@@ -61,7 +61,7 @@ fn a_wrong_database_url_is_named_part_by_part() {
         ("postgres://u:hidden@h:port/d", 1, &["the database URL", "port"]),
         ("postgres://u:hidden@h", 1, &["the database URL", "database", "is missing"]),
         ("postgres://h/d", 1, &["the database URL", "user", "is missing"]),
-        ("postgres://u:hidden@h/d?sslmod=require", 1, &["the database URL", "\"sslmod\" is not known"]),
+        ("postgres://u:hidden@h/d?sslmod=require", 1, &["the database URL", "sslmod", "is not known"]),
         (&gone, 1, &["cannot connect to the database", &nobody]),
     ];
     for (url, code, said) in cases {

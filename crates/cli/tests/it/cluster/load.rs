@@ -14,8 +14,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use super::rig::{Cluster, write};
 use super::channels::{SocketSender, watch_socket};
+use super::rig::{Cluster, write};
 use crate::node::{message, until, whole_log};
 
 /// A writer gives up after this, which fails the test, if nothing else is planned.
@@ -247,6 +247,8 @@ impl Load {
     /// The longest time without an ack in a conversation, from a moment to the newest ack.
     pub(crate) fn longest_pause(&self, room: &str, since: Instant) -> Duration {
         self.history.longest_pause(room, since)
+    }
+
     /// The store began this history, and what the one before had alone is lost.
     pub(crate) fn failed_over(&self, log: LogId) {
         self.history.add(|t_us| Event::Failover { log, t_us });

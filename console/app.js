@@ -101,7 +101,7 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
   }
 
   function showNodes() {
-    page = nodesView({ cluster: new Cluster({ api, clock }), onDrain: (name) => api.drain(name) });
+    page = nodesView({ cluster: new Cluster({ api, clock }), clock, onDrain: (name) => api.drain(name) });
     stage.replaceChildren(page.element);
     page.start();
   }

@@ -25,9 +25,11 @@ export class Api extends Http {
   /** The nodes, for whoever has `admin` on everything; `forbidden` for others. */
   nodes() { return this.call('GET', '/v1/nodes'); }
 
+  /** What happened on all nodes since the cursor `after`. */
   nodeEvents({ after }) { return this.call('GET', `/v1/nodes/events${queryString({ after })}`); }
 
-  owned({ after, limit }) { return this.call('GET', `/v1/nodes/owned${queryString({ after, limit })}`); }
+  /** What all nodes own, page by page. */
+  owned({ after, limit, contains }) { return this.call('GET', `/v1/nodes/owned${queryString({ after, limit, contains })}`); }
 
   drain(name) { return this.call('POST', `/v1/nodes/${encodeURIComponent(name)}/drain`); }
 

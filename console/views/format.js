@@ -7,6 +7,7 @@
 import { h } from './dom.js';
 
 const clockFormat = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
+const secondsFormat = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit', second: '2-digit' });
 const dayFormat = new Intl.DateTimeFormat(undefined, { weekday: 'long', day: 'numeric', month: 'long' });
 const yearDayFormat = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'long', year: 'numeric' });
 const shortDayFormat = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
@@ -14,6 +15,9 @@ const weekdayFormat = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
 const fullFormat = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'medium' });
 
 export const clockTime = (at) => clockFormat.format(new Date(at));
+
+/** To the second. */
+export const clockSeconds = (at) => secondsFormat.format(new Date(at));
 
 export const fullTime = (at) => fullFormat.format(new Date(at));
 

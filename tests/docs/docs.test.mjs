@@ -118,14 +118,41 @@ test('every test that a page names exists', () => {
 });
 
 test('every mutant that a page names exists', () => {
-  const declared = { Mutant: read('crates/store/src/memory/mutant.rs'), Flaw: read('crates/sim/src/model/scope.rs') };
+  const declared = {
+    Mutant: read('crates/store/src/memory/mutant.rs'),
+    Flaw: read('crates/sim/src/model/scope.rs'),
+    Guard: read('crates/core/src/death.rs'),
+    Rule: read('crates/core/src/heart.rs') + read('crates/server/src/rules.rs'),
+  };
   const missing = [];
   for (const page of pages) {
-    for (const [, kind, name] of read(page).matchAll(/`(Mutant|Flaw)::(\w+)`/g)) {
+    for (const [, kind, name] of read(page).matchAll(/`(Mutant|Flaw|Guard|Rule)::(\w+)`/g)) {
       if (!new RegExp(`^ +${name},$`, 'm').test(declared[kind])) missing.push(`${page}: ${kind}::${name}`);
     }
   }
   assert.deepEqual(missing, []);
+});
+
+/** What is wrong with the rows of a table of classes of failure: each needs a test of its name, and something to take out. */
+export function unnamedClasses(table) {
+  const rows = table.split('\n').filter((line) => line.startsWith('| ')).slice(1);
+  const wrong = rows.flatMap((row) => {
+    const [name, , , shown, without] = row.split(' | ').map((cell) => cell.replaceAll(/^\| | \|$/g, ''));
+    const wanted = name.replaceAll("'", '').replaceAll(/[^a-z0-9]+/g, '_');
+    const isNamed = namedTests(shown ?? '').some(([, test]) => test.startsWith(`fn ${wanted}`));
+    return [...(isNamed ? [] : [`${name}: no test ${wanted}`]), ...(/[a-z]/.test(without ?? '') ? [] : [`${name}: nothing to take out`])];
+  });
+  return { count: rows.length, wrong };
+}
+
+test('every class of failure of ownership has a test of its name and a mutant', () => {
+  const header = '| class | done | answer | shown by | without |\n|---|---|---|---|---|\n';
+  const good = "| one's own, lost | x | y | `a.rs::ones_own_lost_again` | `Rule::X` |\n";
+  assert.deepEqual(unnamedClasses(header + good), { count: 1, wrong: [] });
+  assert.equal(unnamedClasses(header + good.replace('ones_own', 'other').replace('`Rule::X`', '–')).wrong.length, 2);
+  const { count, wrong } = unnamedClasses(sections(read('docs/FAULTS.md')).get('Classes'));
+  assert.equal(count, 24);
+  assert.deepEqual(wrong, []);
 });
 
 test('decisions are numbered without a gap and say context, decision and consequences', () => {

@@ -29,10 +29,10 @@ export class Http {
   #timeoutMs;
 
   /**
-   * `token()`: the bearer token of now. `base`: what goes before each path; empty for the page's own host.
-   * @param {{fetch: Fetch, token: () => string | Promise<string>, clock: Clock, base?: string, timeoutMs?: number}} options
+   * `token()`: the bearer token of now. `base()`: what goes before each path; empty for the page's own host.
+   * @param {{fetch: Fetch, token: () => string | Promise<string>, clock: Clock, base?: () => string, timeoutMs?: number}} options
    */
-  constructor({ fetch, token, clock, base = '', timeoutMs = TIMEOUT_MS }) {
+  constructor({ fetch, token, clock, base = () => '', timeoutMs = TIMEOUT_MS }) {
     this.#fetch = fetch;
     this.#token = token;
     this.#clock = clock;
@@ -78,7 +78,7 @@ export class Http {
     const timer = this.#clock.setTimeout(() => limit.abort(), this.#timeoutMs);
     try {
       const init = { method, headers, body: body && JSON.stringify(body), signal: limit.signal };
-      const response = await this.#fetch(this.#base + path, init).catch(() => { throw unreachable(); });
+      const response = await this.#fetch(this.#base() + path, init).catch(() => { throw unreachable(); });
       const answer = await response.json().catch(() => ({})); // some answers have no body
       if (limit.signal.aborted) throw unreachable();
       if (response.ok) return { status: response.status, answer };

@@ -13,6 +13,7 @@ import { claims, tokenProtocols } from '../core/token.js';
 import { PhoenixChannel } from './channel.js';
 import { transportClass } from './transport.js';
 
+/** @import { Addresses } from './addresses.js' */
 /** @import { Channel as StockChannel, Socket as StockSocket } from 'phoenix' */
 /** @import { Clock, Random } from '../core/clock.js' */
 /** @import { Fetch } from '../core/http.js' */
@@ -29,7 +30,7 @@ const REPLY_TIMEOUT_MS = 10_000;
 /**
  * @typedef {object} ConnectionOptions
  * @property {typeof StockSocket} Socket phoenix.js's
- * @property {string} url the server's, http: or https:
+ * @property {Addresses} addresses the server's, or its nodes'
  * @property {TokenSource} token
  * @property {WebSocketClass} WebSocket
  * @property {Fetch} fetch
@@ -62,10 +63,11 @@ export class PhoenixConnection extends Emitter {
   constructor(options) {
     super();
     this.#options = options;
-    const { Socket, url, WebSocket, random } = options;
+    const { Socket, addresses, WebSocket, random } = options;
     this.reconnection = new Reconnection(random);
     const Transport = transportClass({
       WebSocket,
+      address: (url) => addresses.at(url),
       authorize: () => this.#authorize(),
       opening: (transport) => {
         this.#transport = transport;
@@ -73,11 +75,12 @@ export class PhoenixConnection extends Emitter {
       },
       closed: (code, hasBeenOpen) => {
         this.#closedWith = code;
+        addresses.next();
         if (!hasBeenOpen) this.#unopened += 1;
       },
       ended: () => this.#lost(),
     });
-    this.#socket = new Socket(`${url.replace(/^http/, 'ws')}/socket`, {
+    this.#socket = new Socket(addresses.socket, {
       transport: Transport,
       timeout: REPLY_TIMEOUT_MS,
       heartbeatIntervalMs: HEARTBEAT_MS,
@@ -146,9 +149,9 @@ export class PhoenixConnection extends Emitter {
 
   /** @param {string} token */
   async #probed(token) {
-    const { url, fetch, clock } = this.#options;
+    const { addresses, fetch, clock } = this.#options;
     try {
-      await new Http({ fetch, token: () => token, clock, base: url }).call('GET', '/v1/conversations?limit=1');
+      await new Http({ fetch, token: () => token, clock, base: () => addresses.current }).call('GET', '/v1/conversations?limit=1');
     } catch (/** @type {any} */ refusal) {
       if (refusal.retry) this.reconnection.refused(refusal.retry.after_ms);
       if (refusal.code === 'forbidden') this.#giveUp(refusal);

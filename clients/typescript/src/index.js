@@ -7,6 +7,7 @@
 import { Socket } from 'phoenix';
 import { randomId, systemClock, systemRandom } from '../core/clock.js';
 import { Http } from '../core/http.js';
+import { Addresses } from './addresses.js';
 import { PhoenixConnection } from './connection.js';
 import { Room } from './room.js';
 
@@ -28,7 +29,7 @@ export { Room } from './room.js';
 
 /**
  * @typedef {object} ConchOptions
- * @property {string} url the server's address: https://chat.example
+ * @property {string | string[]} url the server's address: https://chat.example; or those of several nodes, tried in turn
  * @property {TokenSource} token called before every connection and request; may renew
  * @property {any} [WebSocket] the platform's unless given (npm `ws` in Node)
  * @property {Fetch} [fetch] the platform's unless given
@@ -51,13 +52,12 @@ export class Conch {
 
   /** @param {ConchOptions} options */
   constructor({ url, token, WebSocket = globalThis.WebSocket, fetch = (address, init) => globalThis.fetch(address, init) }) {
-    if (!/^https?:\/\//.test(url)) throw new TypeError(`url: "${url}" is not an http: or https: address`);
+    const addresses = new Addresses(url);
     if (WebSocket === undefined) throw new TypeError('WebSocket: this platform has none; pass a class, such as that of npm "ws"');
-    const base = url.replace(/\/+$/, '');
     this.#connection = new PhoenixConnection({
-      Socket, url: base, token, WebSocket: /** @type {WebSocketClass} */ (WebSocket), fetch, clock: systemClock, random: systemRandom,
+      Socket, addresses, token, WebSocket: /** @type {WebSocketClass} */ (WebSocket), fetch, clock: systemClock, random: systemRandom,
     });
-    this.#api = new Http({ fetch, token: () => this.#connection.token(), clock: systemClock, base });
+    this.#api = new Http({ fetch, token: () => this.#connection.token(), clock: systemClock, base: () => addresses.current });
   }
 
   /** idle · connecting · open · waiting (to try again) · refused (see `refusal`) · closed. */

@@ -31,15 +31,15 @@ const CLOSED = 3;
 const GIVEN_UP = 4000;
 
 /**
- * `authorize()`: resolves to the subprotocols, or rejects if there is to be no connection now. `opening(transport)` is called
+ * `address(url)`: where phoenix.js's URL is found now. `authorize()`: resolves to the subprotocols, or rejects if there is to be no connection now. `opening(transport)` is called
  * with each new one, `closed(code, hasBeenOpen)` before phoenix.js hears of its end, and `ended()` after that.
  * @param {{
- *   WebSocket: WebSocketClass, authorize: () => Promise<string[]>,
+ *   WebSocket: WebSocketClass, address: (url: string) => string, authorize: () => Promise<string[]>,
  *   opening: (transport: {abandon: () => void}) => void, closed: (code: number, hasBeenOpen: boolean) => void, ended: () => void,
  * }} options
  * @returns {new (url: string) => WebSocketLike}
  */
-export function transportClass({ WebSocket, authorize, opening, closed, ended }) {
+export function transportClass({ WebSocket, address, authorize, opening, closed, ended }) {
   return class Transport {
     /** @type {WebSocketLike | null} */
     #inner = null;
@@ -94,7 +94,7 @@ export function transportClass({ WebSocket, authorize, opening, closed, ended })
         return this.#end(GIVEN_UP, false);
       }
       if (this.readyState !== CONNECTING) return;
-      const inner = new WebSocket(url, protocols);
+      const inner = new WebSocket(address(url), protocols);
       this.#inner = inner;
       inner.binaryType = this.binaryType;
       let hasBeenOpen = false;

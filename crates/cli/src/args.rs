@@ -308,7 +308,29 @@ pub(crate) struct RestoredArgs {
     #[arg(long, value_name = "GENERATION")]
     pub(crate) above: u64,
     #[command(flatten)]
+    pub(crate) kept: KeptInArgs,
+    #[command(flatten)]
     pub(crate) store: StoreArgs,
+}
+
+/// Where nodes may be registered that the database does not list. One of these is needed where the leases are in etcd.
+#[derive(Debug, Args)]
+pub(crate) struct KeptInArgs {
+    /// The etcd that keeps the leases until now: refused, with their names, while nodes are registered there.
+    #[arg(long, value_name = "etcd://…", value_parser = parse_etcd)]
+    pub(crate) from: Option<String>,
+    /// That etcd is lost for good, and all nodes are stopped: nobody looks there.
+    #[arg(long, conflicts_with = "from")]
+    pub(crate) etcd_is_lost: bool,
+}
+
+fn parse_etcd(text: &str) -> Result<String, String> {
+    match text.parse()? {
+        LeasesUrl::Etcd(url) => Ok(url),
+        LeasesUrl::Postgres => {
+            Err("must be etcd://HOST:PORT,…; leave it out where the leases are in the database".to_owned())
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -324,9 +346,8 @@ pub(crate) enum LeasesChange {
         /// Where: `postgres`, which is the records' own database, or `etcd://HOST:PORT,…`.
         #[arg(long, value_name = "postgres|etcd://…")]
         leases: LeasesUrl,
-        /// The etcd that they leave, so that nodes which are registered there are seen. Without it they are not.
-        #[arg(long, value_name = "etcd://…")]
-        from: Option<LeasesUrl>,
+        #[command(flatten)]
+        kept: KeptInArgs,
         #[command(flatten)]
         store: StoreArgs,
     },

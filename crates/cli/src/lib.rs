@@ -87,3 +87,12 @@ fn block_on<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
         .map_err(|error| Failure::other(format!("the runtime could not be started: {error}")))?;
     runtime.block_on(future)
 }
+
+/// A command that runs a node in its own process gives it the threads that a server has.
+fn block_on_threads<T>(future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::other(format!("the runtime could not be started: {error}")))?;
+    runtime.block_on(future)
+}

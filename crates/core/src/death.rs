@@ -5,6 +5,10 @@
 //! lease runs: its lifeline was seen held and is held no more, alone among all lifelines, on an observing session that
 //! did not break; and whoever is asked at its address refuses, or is somebody else.
 //!
+//! Lifelines that go together went by an event of the store, and prove nothing. One whose node's row was gone by then does
+//! not count as company: that node was taken out of the store first (it stopped in order, or was declared dead), and its
+//! lifeline went with it. A lifeline that was replaced counts: its row stands, and the store has ended its session.
+//!
 //! Invariant: every doubt (an unread row, a new observing session, a lapse of the observer's own lease, two lifelines that
 //! went together, an address that does not answer) leads to waiting. The worst that waiting costs is a lease.
 //!
@@ -168,6 +172,8 @@ pub enum Guard {
     OwnStands,
     /// Process: no other lifeline went at about the same time.
     LostAlone,
+    /// Process: a lifeline that went while its node's row stands is company, though the row may name another by now.
+    ReplacedIsLost,
     /// Process: a loss is left alone for a while before it is judged.
     Settled,
     /// Process: the beat has not moved since.
@@ -211,6 +217,10 @@ pub struct DeathWatch {
     asked_at: Monotonic,
     held: BTreeSet<Lifeline>,
     losses: BTreeMap<Lifeline, Loss>,
+    /// The rows that were read last, and the lifelines that they name.
+    registered: BTreeMap<Incarnation, Option<Lifeline>>,
+    /// Whose the lifelines are that are held or named.
+    holders: BTreeMap<Lifeline, Incarnation>,
     off: Vec<Guard>,
 }
 
@@ -225,6 +235,8 @@ impl DeathWatch {
             asked_at: Monotonic(0),
             held: BTreeSet::new(),
             losses: BTreeMap::new(),
+            registered: BTreeMap::new(),
+            holders: BTreeMap::new(),
             off: Vec::new(),
         }
     }
@@ -238,7 +250,13 @@ impl DeathWatch {
 
     /// Takes in a look and says what to do. O(n log n) in the nodes, and O(n²) in lifelines that go at once.
     pub fn look(&mut self, look: &Look<'_>) -> Vec<Action> {
+        if let Some(rows) = look.rows {
+            self.registered = rows.iter().map(|row| (row.incarnation, row.lifeline)).collect();
+            self.holders.extend(rows.iter().filter_map(|row| Some((row.lifeline?, row.incarnation))));
+        }
         self.see_lifelines(look);
+        let (held, registered) = (&self.held, &self.registered);
+        self.holders.retain(|key, by| held.contains(key) || registered.get(by) == Some(&Some(*key)));
         let Some(rows) = look.rows else {
             if self.demands(Guard::UnreadForgets) {
                 self.rows.clear();
@@ -301,7 +319,8 @@ impl DeathWatch {
         } else {
             // Whoever holds it again never lost it: an answer was incomplete.
             self.losses.retain(|key, _| !held.contains(key));
-            let gone: Vec<Lifeline> = self.held.difference(&held).copied().collect();
+            let gone = self.held.difference(&held).copied().filter(|key| !self.was_given_up(*key));
+            let gone: Vec<Lifeline> = gone.collect();
             for key in gone {
                 self.lose(key, look.now);
             }
@@ -309,6 +328,15 @@ impl DeathWatch {
         self.observer = Some(observer);
         self.asked_at = asked_at;
         self.held = held;
+    }
+
+    /// The row of its holder was gone when the lifeline was seen to be. A holder that is not known may have lost it.
+    fn was_given_up(&self, key: Lifeline) -> bool {
+        let Some(holder) = self.holders.get(&key) else { return false };
+        match self.registered.get(holder) {
+            None => true,
+            Some(named) => *named != Some(key) && !self.demands(Guard::ReplacedIsLost),
+        }
     }
 
     fn lose(&mut self, key: Lifeline, now: Monotonic) {

@@ -1,9 +1,11 @@
 //! Which node takes up due work that nobody owns, so that not all of them run for the same conversations at once.
 //!
-//! Every node sees the same due rows. For each conversation the live nodes have an order that all of them compute alike
-//! (rendezvous hashing); the first takes it at once, the next one a turn later, and so on.
+//! Every node sees the same due rows, page after page. For each conversation the nodes that it belongs to
+//! ([`crate::placement::circle`]) have an order that all of them compute alike (rendezvous hashing); the first takes it at once,
+//! the next one a turn later, and so on. The others leave it alone.
 //!
-//! Invariant: whoever is alone, or the last one left, takes everything within [`RANK_MOST`] turns.
+//! Invariant: whoever is alone, or the last one left, of those that a conversation belongs to takes it within [`RANK_MOST`]
+//! turns.
 //!
 //! Deliberately absent: agreement. Two nodes that see different peers may both try; the claim decides.
 
@@ -11,6 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::ids::{ConvKey, Incarnation};
+use crate::placement::{self, Candidate, Wish};
 use crate::time::Monotonic;
 
 /// How long each node lets the one before it try.
@@ -36,21 +39,71 @@ fn weight(conversation: ConvKey, node: Incarnation) -> u64 {
     mix(fold(u128::from_be_bytes(conversation.0)) ^ fold(node.0).rotate_left(32))
 }
 
+/// Due conversations whose first sight is remembered. Above it a conversation is taken up by the first of its nodes alone.
+pub const REMEMBERED_MOST: usize = 16_384;
+
+/// A conversation with due work.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a> {
+    /// Which.
+    pub key: ConvKey,
+    /// Where it belongs.
+    pub wish: Wish<'a>,
+}
+
 /// Since when each due conversation is seen as such.
 #[derive(Debug, Default)]
-pub struct DueTable(BTreeMap<ConvKey, Monotonic>);
+pub struct DueTable {
+    seen: BTreeMap<ConvKey, Seen>,
+    lap: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    since: Monotonic,
+    lap: u64,
+}
 
 impl DueTable {
-    /// Takes in the rows of one poll and says which of them, by index, to take up now. Others stay remembered; what is due
-    /// no more is forgotten.
-    pub fn poll(&mut self, now: Monotonic, rows: &[ConvKey], me: Incarnation, others: &[Incarnation]) -> Vec<usize> {
-        let before = std::mem::take(&mut self.0);
-        self.0 = rows.iter().map(|key| (*key, before.get(key).copied().unwrap_or(now))).collect();
-        let is_mine = |key: &ConvKey| {
-            let places = u32::try_from(rank(*key, me, others).min(RANK_MOST)).expect("small");
-            now.since(self.0[key]) >= TURN * places
-        };
-        (0..rows.len()).filter(|index| is_mine(&rows[*index])).collect()
+    /// Takes in a page of due rows and says which of them, by index, `me` is to take up now. Others stay remembered.
+    pub fn poll(
+        &mut self,
+        now: Monotonic,
+        page: &[Waiting<'_>],
+        me: Candidate<'_>,
+        others: &[Candidate<'_>],
+    ) -> Vec<usize> {
+        let nodes: Vec<Candidate<'_>> = std::iter::once(me).chain(others.iter().copied()).collect();
+        let mut mine = Vec::new();
+        for (index, waiting) in page.iter().enumerate() {
+            let since = self.see(now, waiting.key);
+            let circle = placement::circle(&nodes, waiting.wish);
+            let before: Vec<Incarnation> =
+                circle.iter().map(|node| node.incarnation).filter(|node| *node != me.incarnation).collect();
+            let places = rank(waiting.key, me.incarnation, &before).min(RANK_MOST);
+            let turns = TURN * u32::try_from(places).expect("small");
+            if before.len() < circle.len() && now.since(since) >= turns {
+                mine.push(index);
+            }
+        }
+        mine
+    }
+
+    fn see(&mut self, now: Monotonic, key: ConvKey) -> Monotonic {
+        if self.seen.len() >= REMEMBERED_MOST && !self.seen.contains_key(&key) {
+            return now;
+        }
+        let lap = self.lap;
+        let seen = self.seen.entry(key).or_insert(Seen { since: now, lap });
+        seen.lap = lap;
+        seen.since
+    }
+
+    /// The last page was the list's end: what was on none since its beginning is due no more, and forgotten.
+    pub fn lap_ended(&mut self) {
+        let lap = self.lap;
+        self.seen.retain(|_, seen| seen.lap == lap);
+        self.lap += 1;
     }
 }
 
@@ -59,6 +112,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::Region;
+    use crate::placement::Intake;
 
     fn key(number: u64) -> ConvKey {
         ConvKey::of(&format!("room-{number}").parse().expect("an id"))
@@ -66,6 +121,14 @@ mod tests {
 
     fn nodes(count: u128) -> Vec<Incarnation> {
         (1..=count).map(|number| Incarnation(number << 96 | number)).collect()
+    }
+
+    fn region(name: &str) -> Region {
+        name.parse().expect("valid")
+    }
+
+    fn open(incarnation: Incarnation, region: &Region) -> Candidate<'_> {
+        Candidate { incarnation, region, intake: Intake::Open }
     }
 
     fn others(all: &[Incarnation], me: Incarnation) -> Vec<Incarnation> {
@@ -83,16 +146,61 @@ mod tests {
 
     #[test]
     fn the_next_one_takes_over_what_the_first_leaves() {
-        let all = nodes(2);
+        let (all, here) = (nodes(2), region("a"));
         let number = (0..).find(|number| rank(key(*number), all[0], &all[1..]) == 1).expect("half of them");
-        let (rows, at) = ([key(number)], |ms: u64| Monotonic(ms * 1_000_000));
+        let (me, other) = (open(all[0], &here), [open(all[1], &here)]);
+        let waiting = [Waiting { key: key(number), wish: Wish { regions: &[], home: &here } }];
+        let (at, mut table) = (|ms: u64| Monotonic(ms * 1_000_000), DueTable::default());
+        let nobody: Vec<usize> = Vec::new();
+        assert_eq!(table.poll(at(0), &waiting, me, &other), nobody);
+        table.lap_ended();
+        assert_eq!(table.poll(at(499), &waiting, me, &other), nobody);
+        table.lap_ended();
+        assert_eq!(table.poll(at(500), &waiting, me, &other), vec![0]);
+        table.lap_ended();
+        assert_eq!(table.poll(at(501), &[], me, &other), nobody);
+        table.lap_ended();
+        assert_eq!(table.poll(at(900), &waiting, me, &other), nobody, "it starts over");
+        assert_eq!(table.poll(at(901), &waiting, me, &[]), vec![0], "alone, there is nobody to wait for");
+    }
+
+    /// Pages of one lap are remembered together, however many there are.
+    #[test]
+    fn a_lap_of_many_pages_forgets_none_of_them() {
+        let (all, here) = (nodes(2), region("a"));
+        let second: Vec<u64> = (0..40).filter(|number| rank(key(*number), all[0], &all[1..]) == 1).collect();
+        let wish = Wish { regions: &[], home: &here };
+        let waiting: Vec<Waiting<'_>> = second.iter().map(|number| Waiting { key: key(*number), wish }).collect();
+        let (me, other) = (open(all[0], &here), [open(all[1], &here)]);
         let mut table = DueTable::default();
-        assert_eq!(table.poll(at(0), &rows, all[0], &all[1..]), Vec::<usize>::new());
-        assert_eq!(table.poll(at(499), &rows, all[0], &all[1..]), Vec::<usize>::new());
-        assert_eq!(table.poll(at(500), &rows, all[0], &all[1..]), vec![0]);
-        assert_eq!(table.poll(at(501), &[], all[0], &all[1..]), Vec::<usize>::new());
-        assert_eq!(table.poll(at(900), &rows, all[0], &all[1..]), Vec::<usize>::new(), "it starts over");
-        assert_eq!(table.poll(at(901), &rows, all[0], &[]), vec![0], "alone, there is nobody to wait for");
+        for (ms, taken) in [(0, 0), (600, waiting.len())] {
+            let now = Monotonic(ms * 1_000_000);
+            let mine: usize = waiting.chunks(3).map(|page| table.poll(now, page, me, &other).len()).sum();
+            assert_eq!(mine, taken, "after {ms} ms");
+            table.lap_ended();
+        }
+    }
+
+    /// The nodes elsewhere leave a conversation to its home while that lives, and to its regions always.
+    #[test]
+    fn due_work_is_left_to_where_it_belongs() {
+        let (a, b, c) = (region("a"), region("b"), region("c"));
+        let ids = nodes(3);
+        let all = [open(ids[0], &a), open(ids[1], &b), open(ids[2], &c)];
+        let strict = [a.clone(), b.clone()];
+        let takes = |me: usize, others: &[usize], wish: Wish<'_>| {
+            let others: Vec<Candidate<'_>> = others.iter().map(|other| all[*other]).collect();
+            let (mut table, page) = (DueTable::default(), [Waiting { key: key(1), wish }]);
+            table.poll(Monotonic(0), &page, all[me], &others);
+            let late = Monotonic(0) + TURN * u32::try_from(RANK_MOST).expect("small");
+            !table.poll(late, &page, all[me], &others).is_empty()
+        };
+        let (anywhere, in_two) = (Wish { regions: &[], home: &a }, Wish { regions: &strict, home: &a });
+        for wish in [anywhere, in_two] {
+            assert!(takes(0, &[1, 2], wish) && !takes(1, &[0, 2], wish) && !takes(2, &[0, 1], wish), "home lives");
+            assert!(takes(1, &[2], wish), "home has no live node");
+        }
+        assert!(takes(2, &[1], anywhere) && !takes(2, &[1], in_two) && !takes(2, &[], in_two));
     }
 
     proptest! {
@@ -104,10 +212,13 @@ mod tests {
             ranks.sort_unstable();
             prop_assert_eq!(ranks, (0..all.len()).collect::<Vec<_>>());
             for me in &all {
-                let mut table = DueTable::default();
-                table.poll(Monotonic(0), &[key(number)], *me, &others(&all, *me));
+                let (mut table, here) = (DueTable::default(), region("a"));
+                let others: Vec<Candidate<'_>> =
+                    others(&all, *me).into_iter().map(|other| open(other, &here)).collect();
+                let page = [Waiting { key: key(number), wish: Wish { regions: &[], home: &here } }];
+                table.poll(Monotonic(0), &page, open(*me, &here), &others);
                 let late = Monotonic(0) + TURN * u32::try_from(RANK_MOST).expect("small");
-                prop_assert_eq!(table.poll(late, &[key(number)], *me, &others(&all, *me)), vec![0]);
+                prop_assert_eq!(table.poll(late, &page, open(*me, &here), &others), vec![0]);
             }
         }
     }

@@ -4,17 +4,24 @@
 //! deployment of their own all write this format; the lines are in the order in which things happened, and the final
 //! rows come last.
 //!
+//! An asynchronous standby that is promoted loses what had not reached it. Whoever promotes it says so with a `failover`
+//! line; what is missing then is named as lost instead of being a violation, if it lies where that promotion's skip in the
+//! numbers is. Without such a line every loss is a violation, and with it every lost number that comes back.
+//!
 //! Deliberately absent: IO, and any knowledge of how a history came about.
 
 mod checker;
+mod lost;
+mod sights;
 #[cfg(test)]
 mod tests;
 
 use serde::{Deserialize, Serialize};
 
 pub use checker::{Checker, Counts, MOST_REPORTED, Report};
+pub use lost::{Lost, MOST_LOST_NAMED};
 
-use crate::ids::{ClientMsgId, ConversationId, Epoch, Seq, Subject};
+use crate::ids::{ClientMsgId, ConversationId, Epoch, LogId, Seq, Subject};
 
 /// One event of a history. Times are in microseconds since any start that the whole history shares; they are for people
 /// and must not go back, since order is the order of lines.
@@ -164,6 +171,14 @@ pub enum Event {
         conversation: ConversationId,
         /// The cursor.
         seq: Seq,
+        /// When.
+        t_us: u64,
+    },
+    /// The record store began another history: a standby was promoted, or a backup restored. Written once for each, when the
+    /// old history takes no more writes. What was sent before this line may be lost; cursors may have moved back.
+    Failover {
+        /// The new history. Its generation is above that of every earlier line of this kind.
+        log: LogId,
         /// When.
         t_us: u64,
     },

@@ -310,6 +310,13 @@ impl LogId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The generation of the store that wrote it.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        let number = self.0.rsplit_once('.').and_then(|(_, generation)| generation.parse().ok());
+        Generation(number.expect("every log id ends with a generation"))
+    }
 }
 
 impl FromStr for LogId {
@@ -328,6 +335,13 @@ impl FromStr for LogId {
 impl fmt::Display for LogId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for LogId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

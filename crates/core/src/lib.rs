@@ -6,6 +6,7 @@
 //! Deliberately absent: IO, sockets, an async runtime, a clock, randomness. `tests/purity.rs` fails when one of them
 //! creeps in, because the simulation and the model checker run this very code.
 
+pub mod balance;
 pub mod body;
 pub mod conversation;
 pub mod death;

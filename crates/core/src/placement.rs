@@ -56,17 +56,23 @@ pub enum Placement {
     Nowhere,
 }
 
+/// Those of these nodes that a conversation belongs to: of its home, where one takes it, else all that may own it and take
+/// anything.
+#[must_use]
+pub fn circle<'a>(nodes: &[Candidate<'a>], wish: Wish<'_>) -> Vec<Candidate<'a>> {
+    let takes = |node: &&Candidate<'a>| node.intake == Intake::Open && wish.allows(node.region);
+    let at_home: Vec<Candidate<'a>> =
+        nodes.iter().filter(takes).filter(|node| node.region == wish.home).copied().collect();
+    if at_home.is_empty() { nodes.iter().filter(takes).copied().collect() } else { at_home }
+}
+
 /// Places a conversation. `salt` spreads conversations over equal candidates.
 #[must_use]
 pub fn place(me: Candidate<'_>, others: &[Candidate<'_>], wish: Wish<'_>, salt: u64) -> Placement {
-    let takes = |node: &Candidate<'_>| node.intake == Intake::Open && wish.allows(node.region);
-    let at_home = |node: &Candidate<'_>| node.region == wish.home;
-    let mut best: Vec<&Candidate<'_>> = others.iter().filter(|node| takes(node) && at_home(node)).collect();
-    if takes(&me) && (at_home(&me) || best.is_empty()) {
+    let all: Vec<Candidate<'_>> = std::iter::once(me).chain(others.iter().copied()).collect();
+    let best = circle(&all, wish);
+    if best.iter().any(|node| node.incarnation == me.incarnation) {
         return Placement::Here;
-    }
-    if best.is_empty() {
-        best = others.iter().filter(|node| takes(node)).collect();
     }
     if best.is_empty() {
         return Placement::Nowhere;

@@ -10,12 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use conch_core::ids::{ConversationId, Epoch, Incarnation, NodeName};
 use conch_core::time::Timestamp;
+use conch_core::wire::link::EventsPage;
 use serde::{Serialize, Serializer};
 
 use crate::seams::Clock;
 
 /// Events kept.
 pub const EVENTS_MAX: usize = 1_024;
+
+/// Most events of one answer to another node.
+pub const PAGE_MAX: u32 = 256;
 
 /// Why an incarnation was declared dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -47,6 +51,8 @@ pub enum WhyReleased {
     Idle,
     /// The node drains.
     Draining,
+    /// The peer that was to take it did not.
+    NotTaken,
     /// Its task did not answer for a lease.
     Wedged,
 }
@@ -70,6 +76,31 @@ pub enum Event {
         epoch: Epoch,
         #[serde(serialize_with = "as_text")]
         to: Incarnation,
+    },
+    /// A conversation was handed to this node.
+    Received {
+        conversation: ConversationId,
+        epoch: Epoch,
+        #[serde(serialize_with = "as_text")]
+        from: Incarnation,
+    },
+    /// A node registered.
+    NodeCame {
+        #[serde(serialize_with = "as_text")]
+        incarnation: Incarnation,
+        node: NodeName,
+    },
+    /// A node drains.
+    NodeDrains {
+        #[serde(serialize_with = "as_text")]
+        incarnation: Incarnation,
+        node: NodeName,
+    },
+    /// A node's row is gone: it went in order, or was declared dead.
+    NodeGone {
+        #[serde(serialize_with = "as_text")]
+        incarnation: Incarnation,
+        node: NodeName,
     },
     /// This node declared another one dead.
     DeathDeclared {
@@ -159,6 +190,16 @@ impl Events {
         Page { events, latest: ring.latest, missed: other_process || from + 1 < oldest }
     }
 
+    /// The same for whoever asks over the link; without an id the newest.
+    #[must_use]
+    pub fn page(&self, after: Option<u64>, limit: u32) -> EventsPage {
+        let limit = limit.min(PAGE_MAX) as usize;
+        let after = after.unwrap_or_else(|| self.ring().latest.saturating_sub(limit as u64));
+        let page = self.after(after, limit);
+        let events = serde_json::to_string(&page.events).expect("events have no maps with other keys than texts");
+        EventsPage { events, through: page.events.last().map_or(page.latest, |last| last.id), missed: page.missed }
+    }
+
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().expect("no holder of the ring panics")
     }
@@ -184,6 +225,26 @@ mod tests {
         assert_eq!(ids(&events.after(newest - 1, 10)), [newest]);
         let foreign = events.after(newest + 1, 1);
         assert!(foreign.missed && ids(&foreign) == [3], "an id of another process begins anew");
+    }
+
+    #[test]
+    fn a_page_begins_with_the_newest_and_says_what_to_ask_after() {
+        let events = Events::new(runtime::seams().clock);
+        let empty = EventsPage { events: "[]".to_owned(), through: 0, missed: false };
+        assert_eq!((events.page(None, 2), events.page(Some(0), 2)), (empty.clone(), empty));
+        for _ in 0..5 {
+            events.record(Event::LifelineLost);
+        }
+        let seen = |after, limit| {
+            let page = events.page(after, limit);
+            let list: serde_json::Value = serde_json::from_str(&page.events).expect("JSON");
+            let ids = list.as_array().expect("a list").iter().map(|event| event["id"].as_u64().expect("an id"));
+            (ids.collect::<Vec<_>>(), page.through, page.missed)
+        };
+        assert_eq!(seen(None, 2), (vec![4, 5], 5, false));
+        assert_eq!(seen(Some(1), 2), (vec![2, 3], 3, false));
+        assert_eq!(seen(Some(5), 2), (vec![], 5, false));
+        assert_eq!(seen(Some(9), 2), (vec![1, 2], 2, true), "of another process");
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub mod gateway;
 pub mod hub;
 pub mod link;
 pub mod metrics;
+#[cfg(feature = "mutants")]
+mod mutants;
 pub mod node;
 pub mod ops;
 pub mod owner;

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use conch_core::death::Own;
-use conch_core::ids::{Incarnation, NodeName, Region};
+use conch_core::ids::{ConvRef, Incarnation, NodeName, Region};
 use conch_core::lease::LeaseTiming;
-use conch_core::sequencer::{Moment, SequencerLimits};
+use conch_core::sequencer::{Moment, Reign, SequencerLimits};
 use conch_core::time::Monotonic;
-use conch_store::Store;
+use conch_store::{Held, Store};
 
 use crate::cluster::nodes::Nodes;
-use crate::events::Events;
+use crate::events::{Event, Events, WhyReleased};
 use crate::link::Peer;
 use crate::metrics::Metrics;
 use crate::rules::Rules;
@@ -61,10 +61,18 @@ pub struct OwnerLimits {
     pub commit_queue: usize,
     /// Most batches of one group commit.
     pub commit_batches: usize,
+    /// Group commits under way at once.
+    pub commits: usize,
     /// Idle for this long and not followed: its memory goes.
     pub hibernate_after: Duration,
     /// Idle for this long: its lease goes too.
     pub release_after: Duration,
+    /// Conversations a second that are handed over to even out, and likewise taken; 0: none.
+    pub rebalance_per_s: u32,
+    /// Time between two looks at whether that is needed.
+    pub rebalance_every: Duration,
+    /// Nothing written for this long, and no turn: it may be handed over to even out.
+    pub rebalance_idle: Duration,
     /// Owners elsewhere that are remembered.
     pub known_owners: usize,
     /// Claims under way at once.
@@ -86,8 +94,12 @@ impl Default for OwnerLimits {
             presence_threshold: conch_core::presence::COUNT_THRESHOLD,
             commit_queue: 1_024,
             commit_batches: 512,
+            commits: 2,
             hibernate_after: Duration::from_secs(60),
             release_after: Duration::from_secs(600),
+            rebalance_per_s: 20,
+            rebalance_every: Duration::from_secs(1),
+            rebalance_idle: Duration::from_secs(5),
             known_owners: 65_536,
             claims: 64,
             claims_per_s: 500,
@@ -130,6 +142,18 @@ impl Node {
     #[must_use]
     pub fn moment(&self) -> Moment {
         Moment { now: self.seams.now(), valid_until: self.validity.until() }
+    }
+
+    /// Gives up a lease with nothing under way. One that stays runs out with the node's own.
+    pub(crate) async fn release(&self, conversation: &ConvRef, reign: &Reign, why: WhyReleased) {
+        let (id, epoch) = (&conversation.id, reign.epoch);
+        let held = Held { conversation: conversation.key, epoch, me: self.me };
+        match self.store.release(&held, reign.first_seq).await {
+            Ok(true) => self.events.record(Event::Released { conversation: id.clone(), epoch, why }),
+            // Somebody else has it by now.
+            Ok(false) => {}
+            Err(error) => tracing::warn!(conversation = %id, %epoch, %error, "a lease was not released"),
+        }
     }
 
     /// The other live nodes, as this one last saw them.

@@ -1,4 +1,4 @@
-//! Rules of routing and following that a test can take away, to show that it would be noticed.
+//! Rules of routing, following and answering that a test can take away, to show that it would be noticed.
 //!
 //! Invariant: in the product every rule holds; only tests and the simulation can say otherwise.
 
@@ -25,6 +25,40 @@ pub enum Rule {
     SilenceLooksAgain,
     /// F7: a follower claims where nobody owns.
     FollowersClaim,
+    /// E4: evening out hands over a limited number at a time.
+    EveningOutIsGradual,
+    /// E2: whoever takes part in evening out takes no more than makes it more even.
+    EveningOutStops,
+    /// Only what is idle is handed over to even out.
+    IdleAloneMoves,
+    /// E1: what is owned elsewhere goes home.
+    HomeIsReturnedTo,
+    /// Due work is looked for behind what cannot be taken up.
+    DuePagesGoOn,
+    /// F7: a follow that was passed on to the better place is settled there, though nobody owned the conversation yet.
+    BetterPlaceSettles,
+    /// F4: what comes from a lower epoch than the highest one seen is dropped.
+    LowerEpochsDrop,
+    /// F6: an owner that ends closes its follow streams.
+    StreamsClose,
+    /// A session whose reign ended in doubt is resolved again by its node.
+    DoubtLooksAgain,
+    /// A peer that drains has given away what it owned: whoever asked it asks on.
+    DrainingMoves,
+    /// A refusal because ownership moves is answered by asking again, inside the budget.
+    MovingAsksAgain,
+    /// Concurrent callers on a node share one claim.
+    ClaimsAreShared,
+    /// A claim that nobody waits for comes back when it was told to, and leaves the store alone until then.
+    ClaimsWaitTheirTurn,
+    /// Looking for an owner ends with the budget.
+    BudgetBoundsLooking,
+    /// Conversations that are at rest are taken out one by one to be given up, not all beforehand.
+    SleepersGoOneByOne,
+    /// So many owners at once change hands when their patience is over.
+    FewHandOverAtOnce,
+    /// A socket is given one page of history at a time, and none while it has not taken the one before.
+    OneUnreadPage,
 }
 
 /// The rules that hold.

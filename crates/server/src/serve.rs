@@ -35,7 +35,7 @@ use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
 use crate::stores::{self, OpenStoreError};
-use crate::turn::agents::InvalidAgents;
+use crate::turn::agents::{Agents, InvalidAgents};
 
 /// Time between two signs of progress; a small part of the least `limits.wedged_ms` counts as busy.
 const PROGRESS: Duration = Duration::from_millis(100);
@@ -153,44 +153,13 @@ pub async fn run_on(
         metrics,
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
-        rules: Rules::default(),
+        rules: rules(),
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;
     let mut lease = heartbeat::start(&node, port.advertised.clone()).await.map_err(ServeError::Register)?;
-    let people = People::new(Arc::clone(&node));
-    let notices = Notices::start(Arc::clone(&node), Arc::clone(&port.link));
-    let publishing = (people.clone(), notices.clone());
-    let on_published = Arc::new(move |conversation: &_, seq| {
-        publishing.0.published(conversation);
-        publishing.1.published(conversation, seq);
-    });
-    let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
-    let router = Router::start(Arc::clone(&node), parts);
-    let hubs = Hubs::new(Arc::clone(&node), router.clone(), config.hub_limits());
-    let judge = death_watch(node.timing);
-    let watching = membership::run_with(Arc::clone(&node), router.clone(), port.evidence(), judge);
-    node.seams.spawn("membership", watching);
-    let service =
-        NodeService { node: Arc::clone(&node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
-    let open = port.serve(Arc::new(service));
+    let Assembled { gateway, router, open } = assemble(&node, port, agents, &key, &config)?;
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
-    let gateway = Gateway::new(Components {
-        hubs,
-        router: router.clone(),
-        people,
-        notices,
-        cursors: Cursors::start(Arc::clone(&node)),
-        agents,
-        key: TokenKey::new(&key.secret)?,
-        mode: key.mode,
-        origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },
-        limits: config.limits.clone(),
-        rate: config.rate.clone(),
-        reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
-        token_ttl_ms: config.auth.token_ttl_ms,
-        node: Arc::clone(&node),
-    });
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
     readiness.advance(ReadinessState::Ready);
@@ -215,6 +184,55 @@ pub async fn run_on(
     outcome
 }
 
+/// What runs on a node that has its lease.
+struct Assembled {
+    gateway: Gateway,
+    router: Router,
+    open: OpenLink,
+}
+
+/// Puts together what routes, follows and answers, for clients and for other nodes.
+fn assemble(
+    node: &Arc<Node>,
+    port: LinkPort,
+    agents: Arc<Agents>,
+    key: &SigningKey,
+    config: &Config,
+) -> Result<Assembled, ServeError> {
+    let people = People::new(Arc::clone(node));
+    let notices = Notices::start(Arc::clone(node), Arc::clone(&port.link));
+    let publishing = (people.clone(), notices.clone());
+    let on_published = Arc::new(move |conversation: &_, seq| {
+        publishing.0.published(conversation);
+        publishing.1.published(conversation, seq);
+    });
+    let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
+    let router = Router::start(Arc::clone(node), parts);
+    let hubs = Hubs::new(Arc::clone(node), router.clone(), config.hub_limits());
+    let watching = membership::run_with(Arc::clone(node), router.clone(), port.evidence(), death_watch(node.timing));
+    node.seams.spawn("membership", watching);
+    let service =
+        NodeService { node: Arc::clone(node), router: router.clone(), hubs: hubs.clone(), people: people.clone() };
+    let open = port.serve(Arc::new(service));
+    let gateway = Gateway::new(Components {
+        hubs,
+        router: router.clone(),
+        people,
+        notices,
+        cursors: Cursors::start(Arc::clone(node)),
+        agents,
+        key: TokenKey::new(&key.secret)?,
+        mode: key.mode,
+        origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },
+        limits: config.limits.clone(),
+        rate: config.rate.clone(),
+        reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,
+        token_ttl_ms: config.auth.token_ttl_ms,
+        node: Arc::clone(node),
+    });
+    Ok(Assembled { gateway, router, open })
+}
+
 /// Completes when the process is told to stop, or the node to drain: an operator marks its row, through whichever node.
 async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receiver<Arc<View>>, me: Incarnation) {
     let marked = async {
@@ -233,20 +251,32 @@ async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receive
     }
 }
 
+/// The rules of the product: all of them.
+#[cfg(not(feature = "mutants"))]
+fn rules() -> Rules {
+    Rules::default()
+}
+
+/// The same, but without the bound on unread pages where the variable `CONCH_MUTANT` is `unread_pages`: a process of a test, which
+/// that test must catch.
+#[cfg(feature = "mutants")]
+fn rules() -> Rules {
+    match std::env::var("CONCH_MUTANT").as_deref() {
+        Ok("unread_pages") => Rules::without(&[crate::rules::Rule::OneUnreadPage]),
+        _ => Rules::default(),
+    }
+}
+
 /// Who judges whether others are dead.
 #[cfg(not(feature = "mutants"))]
 fn death_watch(timing: LeaseTiming) -> DeathWatch {
     DeathWatch::new(timing)
 }
 
-/// The same, but without its second channel where the variable `CONCH_MUTANT` is `second_channel`: a process of a test, which
-/// that test must catch.
+/// The same, but without the guards that the variable `CONCH_MUTANT` names: a process of a test, which that test must catch.
 #[cfg(feature = "mutants")]
 fn death_watch(timing: LeaseTiming) -> DeathWatch {
-    match std::env::var("CONCH_MUTANT").as_deref() {
-        Ok("second_channel") => DeathWatch::without(timing, &[conch_core::death::Guard::SecondChannel]),
-        _ => DeathWatch::new(timing),
-    }
+    DeathWatch::without(timing, &crate::mutants::guards())
 }
 
 /// How the lease stands when the node is to end.

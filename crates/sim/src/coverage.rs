@@ -71,6 +71,8 @@ counters! {
     hand_overs = "hand-overs",
     /// Hand-overs that the receiver was told of and took up at once.
     adoptions = "adoptions",
+    /// Conversations handed over to even out, or because their home was there again.
+    rebalanced = "hand-overs in peace",
     /// Claims of what a dead node owned.
     takeovers = "takeovers",
     /// Conversations taken from a task that made no progress.

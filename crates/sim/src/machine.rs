@@ -35,7 +35,7 @@ use crate::executor::{ClockStart, Executor, Process};
 use crate::network::{Network, SimulatedLink};
 use crate::recorder::Recorder;
 use crate::shared::{Shared, lock, shared};
-use crate::weather::{SeededPlan, Weather};
+use crate::weather::{Orders, SeededPlan, Weather};
 
 /// Time between two words of the demo agent, in milliseconds.
 const PACE_MS: u16 = 20;
@@ -120,6 +120,7 @@ impl Site {
             self.tally.count(|coverage| {
                 coverage.forwarded_writes += metrics.forwarded.get();
                 coverage.adoptions += metrics.adopted.get();
+                coverage.rebalanced += metrics.rebalanced.get();
             });
         }
     }
@@ -133,6 +134,8 @@ pub struct Machine {
     site: Site,
     /// The way from this machine to the store.
     pub weather: Shared<Weather>,
+    /// What becomes of single calls from this machine to the store.
+    pub orders: Shared<Orders>,
     state: Shared<State>,
 }
 
@@ -151,7 +154,14 @@ impl Machine {
     pub fn new(name: &str, region: &str, site: Site, dice: Dice) -> Self {
         let state = State { dice, process: None, running: None, started: 0 };
         let region = region.parse().expect("a region's name");
-        Self { name: name.to_owned(), region, site, weather: shared(Weather::Calm), state: shared(state) }
+        Self {
+            name: name.to_owned(),
+            region,
+            site,
+            weather: shared(Weather::Calm),
+            orders: Shared::default(),
+            state: shared(state),
+        }
     }
 
     /// The node, if it has started and its process is alive.
@@ -195,7 +205,8 @@ impl Machine {
             (process, Dice::new(seed, 0))
         };
         let world = self.site.executor.world();
-        let plan = SeededPlan::new(plan, world.clone(), self.weather.clone(), self.site.tally.clone());
+        let (weather, orders) = (self.weather.clone(), self.orders.clone());
+        let plan = SeededPlan::new(plan, world.clone(), weather, orders, self.site.tally.clone());
         let late = Arc::new(move |work| world.spawn("late call", work));
         let store: Arc<dyn Store> =
             Arc::new(FaultyStore::new(Arc::new(self.site.recorder.clone()), Arc::new(plan), late));

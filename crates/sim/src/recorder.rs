@@ -15,7 +15,7 @@ use conch_server::seams::Clock as _;
 use conch_store::memory::MemoryStore;
 use conch_store::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -44,6 +44,7 @@ pub struct Recorder {
     answer: Answer,
     tally: Tally,
     regions: Shared<Regions>,
+    resolved: Shared<u64>,
 }
 
 /// Who is where, and what may be owned where.
@@ -68,13 +69,28 @@ impl Recorder {
         answer: Answer,
     ) -> Self {
         let names = conversations.iter().map(|conversation| (conversation.key, conversation.id.clone())).collect();
-        Self { inner, history, world, names: Arc::new(names), answer, tally, regions: Shared::default() }
+        Self {
+            inner,
+            history,
+            world,
+            names: Arc::new(names),
+            answer,
+            tally,
+            regions: Shared::default(),
+            resolved: Shared::default(),
+        }
     }
 
     /// Where conversations were owned that may not be there.
     #[must_use]
     pub fn trespasses(&self) -> Vec<String> {
         lock(&self.regions).trespasses.clone()
+    }
+
+    /// How often an owner was looked up.
+    #[must_use]
+    pub fn resolved(&self) -> u64 {
+        *lock(&self.resolved)
     }
 
     /// The store behind.
@@ -160,7 +176,6 @@ pass_on! {
         fn set_draining(me: Incarnation) -> bool;
         fn deregister(me: Incarnation) -> bool;
         fn expel(dead: Incarnation) -> bool;
-        fn resolve(conversation: &ConvRef) -> Option<Resolution>;
         fn release(held: &Held, first_seq: Seq) -> bool;
         special {
             async fn register(&self, registration: &Registration, ttl: Duration) -> Result<(), StoreError> {
@@ -173,6 +188,11 @@ pass_on! {
                 let released = self.inner.release_wedged(held, gap).await?;
                 self.tally.count(|coverage| coverage.wedged += u64::from(released));
                 Ok(released)
+            }
+
+            async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
+                *lock(&self.resolved) += 1;
+                self.inner.resolve(conversation).await
             }
 
             fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {
@@ -245,7 +265,7 @@ pass_on! {
         fn summaries(sub: &Subject, after: Option<&(Timestamp, ConversationId)>, limit: usize) -> SummaryPage;
         fn summary(sub: &Subject, conversation: &ConvRef) -> Option<Summary>;
         fn move_cursor(conversation: &ConvRef, sub: &Subject, to: Seq) -> CursorOutcome;
-        fn due(limit: usize) -> Vec<DueRow>;
+        fn due(query: &DueQuery) -> Vec<DueRow>;
         fn save_checkpoint(conversation: &ConvRef, epoch: Epoch, me: Incarnation, checkpoint: &Checkpoint) -> bool;
         fn checkpoint(conversation: &ConvRef) -> Option<Checkpoint>;
         special {

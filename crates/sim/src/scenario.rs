@@ -80,6 +80,9 @@ fn owner_limits(dice: &mut Dice) -> OwnerLimits {
     limits.commit_batches = one_of(dice, &[1, 512]);
     limits.hibernate_after = one_of(dice, &[Duration::from_millis(400), Duration::from_secs(60)]);
     limits.release_after = one_of(dice, &[Duration::from_secs(1), Duration::from_secs(600)]);
+    limits.rebalance_per_s = one_of(dice, &[0, 2, 20]);
+    limits.rebalance_every = one_of(dice, &[Duration::from_millis(100), Duration::from_secs(1)]);
+    limits.rebalance_idle = one_of(dice, &[Duration::from_millis(100), Duration::from_secs(5)]);
     limits.sequencer.gap = one_of(dice, &[5, 1_000]);
     limits.route_budget = one_of(dice, &[Duration::from_millis(200), Duration::from_secs(5)]);
     limits

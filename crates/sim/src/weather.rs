@@ -29,11 +29,23 @@ pub enum Weather {
     Cut,
 }
 
+/// What becomes of single calls on purpose, whatever the weather.
+#[derive(Debug, Default)]
+pub struct Orders {
+    /// One answer each is lost.
+    pub losing: Vec<Call>,
+    /// Each is refused once.
+    pub refusing: Vec<Call>,
+    /// These take so long.
+    pub slow: Option<(Call, Duration)>,
+}
+
 /// The fault plan of one node.
 pub struct SeededPlan {
     dice: Shared<Dice>,
     world: Process,
     weather: Shared<Weather>,
+    orders: Shared<Orders>,
     tally: Tally,
 }
 
@@ -44,10 +56,22 @@ const STORM_DELAY: Duration = Duration::from_millis(400);
 const LATE: Duration = Duration::from_secs(3);
 
 impl SeededPlan {
-    /// A plan that draws from `dice` under the weather in `weather`.
+    /// A plan that draws from `dice` under the weather in `weather`, but for what `orders` say.
     #[must_use]
-    pub fn new(dice: Dice, world: Process, weather: Shared<Weather>, tally: Tally) -> Self {
-        Self { dice: shared(dice), world, weather, tally }
+    pub fn new(dice: Dice, world: Process, weather: Shared<Weather>, orders: Shared<Orders>, tally: Tally) -> Self {
+        Self { dice: shared(dice), world, weather, orders, tally }
+    }
+
+    fn ordered(&self, call: Call) -> Option<Fault> {
+        let orders = &mut *lock(&self.orders);
+        if take(&mut orders.losing, call) {
+            return Some(Fault::ApplyThenLoseReply);
+        }
+        if take(&mut orders.refusing, call) {
+            return Some(Fault::RefuseBefore(StoreError::Unavailable("refused by order".to_owned())));
+        }
+        let (_, takes) = orders.slow.filter(|(slow, _)| *slow == call)?;
+        Some(Fault::DelayBefore(self.world.sleep(takes)))
     }
 
     fn failing(&self, dice: &mut Dice) -> Fault {
@@ -83,7 +107,9 @@ impl FaultPlan for SeededPlan {
             Weather::Calm => (0, CALM_DELAY),
             _ => (10, CALM_DELAY),
         };
-        let fault = if cut {
+        let fault = if let Some(ordered) = self.ordered(call) {
+            ordered
+        } else if cut {
             // A cut line loses requests and, of those under way when it was cut, answers.
             let lost = !call.is_read() && dice.chance(100);
             if lost { Fault::ApplyThenLoseReply } else { unreachable_store() }
@@ -101,6 +127,11 @@ impl FaultPlan for SeededPlan {
         });
         fault
     }
+}
+
+fn take(ordered: &mut Vec<Call>, call: Call) -> bool {
+    let found = ordered.iter().position(|listed| *listed == call);
+    found.map(|index| ordered.remove(index)).is_some()
 }
 
 fn unreachable_store() -> Fault {

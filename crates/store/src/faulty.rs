@@ -16,9 +16,9 @@ use conch_core::time::Timestamp;
 
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, HeldLifeline, Landed, LeaseStore, Lifeline, Lifelines, LifelinesSeen, LogStore,
-    Member, MembershipChange, NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store, StoreError,
-    Summary, SummaryPage,
+    CursorOutcome, DueQuery, DueRow, Held, HeldLifeline, Landed, LeaseStore, Lifeline, Lifelines, LifelinesSeen,
+    LogStore, Member, MembershipChange, NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store,
+    StoreError, Summary, SummaryPage,
 };
 
 /// A boxed future, as the plan and the spawner use it.
@@ -402,8 +402,9 @@ impl<S: Store> LogStore for FaultyStore<S> {
         self.call(Call::MoveCursor, |store| async move { store.move_cursor(&conversation, &sub, to).await }).await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
-        self.call(Call::Due, |store| async move { store.due(limit).await }).await
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+        let query = query.clone();
+        self.call(Call::Due, |store| async move { store.due(&query).await }).await
     }
 
     async fn save_checkpoint(

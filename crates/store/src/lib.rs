@@ -24,8 +24,8 @@ pub use lease::{
 };
 pub use log::{
     AppendOutcome, Batch, Checkpoint, ConversationInfo, ConversationPatch, Created, CursorOutcome, Direction,
-    DueChange, DueRow, DueWhy, Duplicate, Head, Landed, LogStore, Member, MembershipChange, NewConversation, Page,
-    RangeQuery, Summary, SummaryPage, UNREAD_CAP,
+    DueChange, DueMark, DueQuery, DueRow, DueWhy, Duplicate, Head, Landed, LogStore, Member, MembershipChange,
+    NewConversation, Page, RangeQuery, Summary, SummaryPage, UNREAD_CAP,
 };
 
 /// Both halves in one object, as every current backend offers them.

@@ -74,6 +74,40 @@ pub struct DueRow {
     pub conversation: ConversationId,
     /// Why.
     pub why: DueWhy,
+    /// Since when, in microseconds of the store's clock since 1970.
+    pub at_us: i64,
+    /// Where the conversation may be owned; empty: anywhere.
+    pub regions: Vec<Region>,
+    /// Where it is preferred to be owned.
+    pub home: Region,
+}
+
+impl DueRow {
+    /// The list's place right behind this row.
+    #[must_use]
+    pub fn mark(&self) -> DueMark {
+        DueMark { at_us: self.at_us, conversation: self.conversation.clone() }
+    }
+}
+
+/// A place in the list of due work: behind the row that has, or had, this time and conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DueMark {
+    /// Since when it was due.
+    pub at_us: i64,
+    /// Where.
+    pub conversation: ConversationId,
+}
+
+/// Which due work to list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DueQuery {
+    /// Only what may be owned in this region.
+    pub region: Region,
+    /// Only what comes behind this; `None`: from the beginning.
+    pub after: Option<DueMark>,
+    /// At most so many rows.
+    pub limit: usize,
 }
 
 /// A write that is in the log.
@@ -409,8 +443,8 @@ pub trait LogStore: Send + Sync + 'static {
     /// Moves a read cursor forward; needs no owner, epoch or fence. Never moves it back.
     async fn move_cursor(&self, conversation: &ConvRef, sub: &Subject, to: Seq) -> Result<CursorOutcome, StoreError>;
 
-    /// Due work whose owner is not registered (or null), earliest first.
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError>;
+    /// Due work whose owner is not registered (or null), earliest first, and by id where two are due at once.
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError>;
 
     /// Saves a checkpoint under the fence, if it is newer by (epoch, version). False: fenced or older.
     async fn save_checkpoint(

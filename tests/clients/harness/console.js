@@ -6,6 +6,23 @@ import { until } from './until.js';
 export class Person {
   /** Opens a tab and enters under `name`. Failures in the page are kept in `faults`. */
   static async enter(context, server, name, route = '') {
+    const person = await Person.#at(context, server, name, route);
+    await person.page.getByLabel('What should people call you?').fill(name);
+    await person.#through();
+    return person;
+  }
+
+  /** The same where the server gives no tokens out: with one of `conch token`. */
+  static async enterWith(context, server, name, token, route = '') {
+    const person = await Person.#at(context, server, name, route);
+    await person.page.getByLabel('What should people call you?').fill(name);
+    await person.page.getByRole('button', { name: 'Enter' }).click();
+    await person.page.getByLabel('Paste an access token').fill(token);
+    await person.#through();
+    return person;
+  }
+
+  static async #at(context, server, name, route) {
     const person = new Person();
     person.name = name;
     person.faults = [];
@@ -16,11 +33,13 @@ export class Person {
       if (message.type() === 'error' && !/ERR_|WebSocket connection|status of 4/.test(message.text())) person.faults.push(message.text());
     });
     await person.page.goto(server.url + route);
-    await person.page.getByLabel('What should people call you?').fill(name);
-    await person.page.getByRole('button', { name: 'Enter' }).click();
-    await person.page.getByRole('navigation', { name: 'Conversations' }).waitFor();
-    await person.connection('live');
     return person;
+  }
+
+  async #through() {
+    await this.page.getByRole('button', { name: 'Enter' }).click();
+    await this.page.getByRole('navigation', { name: 'Conversations' }).waitFor({ state: 'attached' });
+    await this.connection('live');
   }
 
   /** Waits until the console says this of its connection. */

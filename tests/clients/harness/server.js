@@ -6,7 +6,7 @@
  */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
@@ -34,10 +34,12 @@ export class Server {
   #process = null;
   #output = '';
 
+  /** `store`: another one than its own directory. `more`: arguments besides. */
   static async start(options = {}) {
     const server = new Server();
     server.directory = await mkdtemp(path.join(tmpdir(), 'conch-clients-'));
-    server.store = `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
+    server.store = options.store ?? `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
+    server.more = options.more ?? [];
     server.port = await freePort();
     server.opsPort = await freePort();
     server.environment = { ...process.env, ...options.environment };
@@ -52,7 +54,7 @@ export class Server {
   /** Starts the process (again, on the same ports and data) and waits until it is ready. */
   async run() {
     this.#output = '';
-    const child = spawn(binary, ['serve', '--listen', `127.0.0.1:${this.port}`, '--ops-listen', `127.0.0.1:${this.opsPort}`, '--store', this.store], {
+    const child = spawn(binary, ['serve', '--listen', `127.0.0.1:${this.port}`, '--ops-listen', `127.0.0.1:${this.opsPort}`, '--store', this.store, ...this.more], {
       cwd: this.directory, env: this.environment, stdio: ['ignore', 'pipe', 'pipe'],
     });
     this.#process = child;
@@ -70,6 +72,13 @@ export class Server {
       await this.kill();
       throw new Error(`the server did not start: ${failure?.message ?? `exit code ${child.exitCode}`}\n${this.#output}`);
     }
+  }
+
+  /** Stops it as SIGSTOP does, until it is killed: resolves when it does nothing any more. */
+  async freeze() {
+    const { pid } = this.#process;
+    this.#process.kill('SIGSTOP');
+    await until(async () => /\) T /.test(await readFile(`/proc/${pid}/stat`, 'utf8')), 'the server to stand still');
   }
 
   /** kill -9, as a power cut would. */
@@ -94,6 +103,9 @@ export class Server {
     await exited;
     clearTimeout(forced);
   }
+
+  /** True until it ends, by whatever cause. */
+  get isRunning() { return this.#process !== null && this.#process.exitCode === null && this.#process.signalCode === null; }
 
   /** The last lines the server wrote, for a failing test's message. */
   get output() { return this.#output; }

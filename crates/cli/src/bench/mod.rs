@@ -6,11 +6,12 @@
 //! Deliberately absent: judging. A benchmark prints numbers and never fails on them.
 
 mod append;
-mod baseline;
 mod clients;
 mod failover;
 mod fanout;
+mod ground;
 mod histogram;
+mod idle;
 mod process;
 mod sender;
 mod server;
@@ -42,6 +43,8 @@ enum Bench {
     /// Three nodes on a database: how long until another node accepts a write when the owner is killed or stopped, what a
     /// rolling restart costs, and what forwarding adds.
     Failover(FailoverArgs),
+    /// What a node pays for conversations that it owns and in which nothing happens: memory, and writes while its heart beats.
+    Idle(IdleArgs),
     /// The sessions of a fan-out, in a process of their own; speaks JSON lines with the bench.
     #[command(hide = true)]
     FanoutClients(clients::ClientsArgs),
@@ -75,6 +78,10 @@ struct AppendArgs {
     /// (conch token --unlimited-rate --can read,send,run,create,admin). Without a baseline.
     #[arg(long)]
     url: Option<String>,
+    /// A database, postgres://…, with CONCH_AUTH_SECRET, instead of data directories. All is done in schemas of the bench's own
+    /// (conch_bench_…), which are dropped at its end.
+    #[arg(long, value_name = "URL", conflicts_with = "url")]
+    store: Option<String>,
     /// How many conversations, 1 to 100,000.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     conversations: u32,
@@ -96,7 +103,11 @@ struct AppendArgs {
     /// How the sends travel.
     #[arg(long, value_enum, default_value_t = Transport::Ws)]
     transport: Transport,
-    /// The same fenced statements at the batch size that was observed, in a bare loop on a store of its own.
+    /// Group commits under way at once, 1 to 64: of the server (limits.commits), and statements of the bare loops.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    commits: u32,
+    /// Beside it, in each round: the same fenced statements at the batch size that was observed in a bare loop, the same without
+    /// the fence (PostgreSQL), a node in this process, and HTTP over 200 connections. Each takes as long as the sends.
     #[arg(long, value_enum, default_value_t = Baseline::With)]
     baseline: Baseline,
     /// Where the data directories are made; its disk is what is measured [default: the system's temporary directory].
@@ -147,11 +158,27 @@ struct FailoverArgs {
     clients: u32,
 }
 
+#[derive(Debug, Args)]
+struct IdleArgs {
+    /// A database, postgres://…, with CONCH_AUTH_SECRET. All is done in a schema of the bench's own (conch_bench_…), which is
+    /// dropped at its end.
+    #[arg(long, value_name = "URL")]
+    store: String,
+    /// How many conversations the node owns, 1 to 1,000,000.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    conversations: u32,
+    /// Seconds in which writes are counted, 1 to 600.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+}
+
 pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
     match &args.what {
-        Bench::Append(append) => crate::block_on(append::run(append, output)),
+        // Several threads, as a server has them, for the node that runs in this process.
+        Bench::Append(append) => crate::block_on_threads(append::run(append, output)),
         Bench::Fanout(fanout) => crate::block_on(fanout::run(fanout, output)),
         Bench::Failover(failover) => crate::block_on(failover::run(failover, output)),
+        Bench::Idle(idle) => crate::block_on(idle::run(idle, output)),
         Bench::FanoutClients(clients) => crate::block_on(clients::run(clients)),
         Bench::BareSender(sender) => sender::run(sender),
     }

@@ -23,33 +23,47 @@ pub(crate) struct ServerUnderTest {
 }
 
 impl ServerUnderTest {
-    /// Starts this very binary on free ports, and waits until it is ready. `beside`: the directory to make the data
-    /// directory in.
+    /// Starts this very binary on free ports with a data directory of its own, and waits until it is ready. `beside`: the
+    /// directory to make that in.
     pub(crate) async fn start(beside: &Path) -> Result<Self, Failure> {
         let scratch = Scratch::new(beside)?;
-        let data = scratch.path.join("data");
+        let store = format!("sqlite:{}", scratch.path.join("data").display());
+        Self::start_in(scratch, &store, &[]).await
+    }
+
+    /// The same on a store that exists, with these settings (`KEY=VALUE`).
+    pub(crate) async fn start_on(beside: &Path, store: &str, settings: &[String]) -> Result<Self, Failure> {
+        Self::start_in(Scratch::new(beside)?, store, settings).await
+    }
+
+    async fn start_in(scratch: Scratch, store: &str, settings: &[String]) -> Result<Self, Failure> {
         let (listen, operations) = (free_address()?, free_address()?);
         let log = std::fs::File::create(scratch.path.join("server.log"))?;
         let mut command = Command::new(std::env::current_exe()?);
         for (name, _) in std::env::vars_os() {
-            // The server under test is configured by these arguments alone.
-            if name.to_string_lossy().starts_with("CONCH_") {
+            let name_text = name.to_string_lossy();
+            // The server under test is configured by these arguments alone, but for the key.
+            if name_text.starts_with("CONCH_") && !name_text.starts_with("CONCH_AUTH_") {
                 command.env_remove(name);
             }
         }
-        let store = format!("sqlite:{}", data.display());
+        // By a variable: a database's URL may hold a password, and arguments are for everybody to see.
         command
-            .args(["serve", "--listen", &listen, "--ops-listen", &operations, "--store", &store, "--log-level", "warn"])
+            .args(["serve", "--listen", &listen, "--ops-listen", &operations, "--log-level", "warn"])
+            .env("CONCH_STORE", store)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         let child =
             command.spawn().map_err(|error| Failure::other(format!("the server could not be started: {error}")))?;
         let operations = Endpoint::new(&format!("http://{operations}"), None).map_err(Failure::other)?;
         let endpoint = Endpoint::new(&format!("http://{listen}"), None).map_err(Failure::other)?;
         let mut server = Self { child, scratch, endpoint, operations: HttpClient::new(operations)? };
         server.wait_until_ready().await?;
-        let token = local::bench_token(&store).map_err(Failure::other)?;
+        let token = local::bench_token(store).map_err(Failure::other)?;
         server.endpoint = server.endpoint.with_token(token);
         Ok(server)
     }

@@ -82,13 +82,15 @@ impl PhoenixSocket {
         other: &mut (dyn FnMut(Incoming) + Send),
     ) -> Result<Joined, ClientError> {
         let reference = self.next_reference + 1;
-        self.push(&Joined { topic: topic.to_owned(), join_reference: reference }, "phx_join", payload).await?;
+        let mut joined = Joined { topic: topic.to_owned(), join_reference: reference, response: Box::default() };
+        self.push(&joined, "phx_join", payload).await?;
         loop {
             let incoming = self.next().await?;
             match incoming.reply() {
                 Some(reply) if incoming.reference == Some(reference) => {
                     if reply.status == "ok" {
-                        return Ok(Joined { topic: topic.to_owned(), join_reference: reference });
+                        joined.response = reply.response;
+                        return Ok(joined);
                     }
                     return Err(ClientError::Unexpected(format!("join of {topic} refused: {}", reply.response)));
                 }
@@ -104,12 +106,26 @@ impl PhoenixSocket {
     pub async fn push(&mut self, joined: &Joined, event: &str, payload: &str) -> Result<u64, ClientError> {
         self.next_reference += 1;
         let reference = self.next_reference;
-        let Joined { topic, join_reference } = joined;
+        let Joined { topic, join_reference, .. } = joined;
         let text = format!(r#"["{join_reference}","{reference}","{topic}","{event}",{payload}]"#);
+        self.write(&text).await?;
+        Ok(reference)
+    }
+
+    /// Says that it is there, which the server answers; a socket that is silent for 75 s is closed.
+    ///
+    /// # Errors
+    /// As [`PhoenixSocket::push`].
+    pub async fn heartbeat(&mut self) -> Result<(), ClientError> {
+        self.next_reference += 1;
+        let text = format!(r#"[null,"{}","phoenix","heartbeat",{{}}]"#, self.next_reference);
+        self.write(&text).await
+    }
+
+    async fn write(&mut self, text: &str) -> Result<(), ClientError> {
         self.out.clear();
         encode_client_frame(FrameKind::Text, text.as_bytes(), &mut self.out);
-        self.stream.write_all(&self.out).await.map_err(|error| broken(&error))?;
-        Ok(reference)
+        self.stream.write_all(&self.out).await.map_err(|error| broken(&error))
     }
 
     /// The next message. Cancel-safe: bytes that were read stay in the buffer.
@@ -179,6 +195,16 @@ fn quick_reply(payload: &[u8]) -> Option<(u64, bool)> {
 pub struct Joined {
     topic: String,
     join_reference: u64,
+    /// What the server answered: where the conversation stands, and how it goes on.
+    response: Box<RawValue>,
+}
+
+impl Joined {
+    /// The answer to the join, as JSON.
+    #[must_use]
+    pub fn response(&self) -> &RawValue {
+        &self.response
+    }
 }
 
 fn broken(error: &io::Error) -> ClientError {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 
-use conch_core::history::{Checker, Event, Report};
+use conch_core::history::{Checker, Event, Lost, Report};
 use serde_json::{Value, json};
 
 use crate::args::CheckHistoryArgs;
@@ -28,10 +28,21 @@ pub(crate) fn run(args: &CheckHistoryArgs, output: &Output) -> Result<(), Failur
             for violation in &report.violations {
                 output.line(&one_line(&violation.to_string()))?;
             }
+            for Lost { conversation, seq, write, acked } in &report.lost {
+                let told = if *acked { "acked" } else { "shown" };
+                output.line(&one_line(&format!("lost in a failover: {conversation} {seq}, {write}, {told}")))?;
+            }
             let counts = report.counts;
             output.line(&format!(
-                "{} events, {} writes, {} acks, {} records shown, {} in the log: {} violations",
-                counts.events, counts.keys, counts.acked, counts.observed, counts.records, report.found
+                "{} events, {} writes, {} acks, {} records shown, {} in the log, {} lost in {} failovers: {} violations",
+                counts.events,
+                counts.keys,
+                counts.acked,
+                counts.observed,
+                counts.records,
+                counts.lost,
+                counts.failovers,
+                report.found
             ))?;
         }
     }
@@ -65,6 +76,13 @@ fn as_json(report: &Report) -> Value {
         .iter()
         .map(|broken| json!({"invariant": broken.invariant as u8, "detail": broken.detail}))
         .collect();
+    let lost: Vec<_> = report
+        .lost
+        .iter()
+        .map(|Lost { conversation, seq, write, acked }| {
+            json!({"conversation": conversation, "seq": seq, "write": write, "acked": acked})
+        })
+        .collect();
     let counts = report.counts;
     json!({
         "events": counts.events,
@@ -74,6 +92,9 @@ fn as_json(report: &Report) -> Value {
         "unknown": counts.unknown,
         "shown": counts.observed,
         "records": counts.records,
+        "failovers": counts.failovers,
+        "lost_total": counts.lost,
+        "lost": lost,
         "violations_total": report.found,
         "violations": violations,
     })

@@ -3,12 +3,12 @@
 
 use conch_server::config::{Config, LeasesUrl, StoreUrl};
 use conch_server::stores;
-use conch_store::etcd;
-use conch_store::postgres::{self, Options};
+use conch_store::etcd::{self, KeptIn};
+use conch_store::postgres::Options;
 use serde_json::{Value, json};
 
 use super::call;
-use crate::args::{DrainArgs, LeasesArgs, LeasesChange, RestoredArgs, StoreArgs};
+use crate::args::{DrainArgs, KeptInArgs, LeasesArgs, LeasesChange, RestoredArgs, StoreArgs};
 use crate::client::Request;
 use crate::exit::Failure;
 use crate::local;
@@ -29,7 +29,7 @@ pub(crate) async fn drain(args: &DrainArgs, output: &Output) -> Result<(), Failu
 
 pub(crate) async fn restored(args: &RestoredArgs, output: &Output) -> Result<(), Failure> {
     let (url, options) = database(&args.store, "restored")?;
-    let generation = postgres::restored(&url, &options, args.above).await;
+    let generation = etcd::restored(kept_in(&args.kept), &url, &options, args.above).await;
     let generation = generation.map_err(|error| Failure::other(error.to_string()))?;
     output.result(&json!({"generation": generation.0}), || {
         format!("the database is in generation {generation}: numbers begin above all that were given; start the nodes")
@@ -37,25 +37,24 @@ pub(crate) async fn restored(args: &RestoredArgs, output: &Output) -> Result<(),
 }
 
 pub(crate) async fn leases(args: &LeasesArgs, output: &Output) -> Result<(), Failure> {
-    let LeasesChange::Switch { leases, from, store } = &args.change;
+    let LeasesChange::Switch { leases, kept, store } = &args.change;
     let (url, options) = database(store, "leases")?;
-    match leases {
-        LeasesUrl::Postgres => match from {
-            Some(LeasesUrl::Etcd(etcd)) => {
-                let switched = etcd::switch_to_postgres(etcd, &url, &options).await;
-                switched.map_err(|error| Failure::other(error.to_string()))?;
-            }
-            // They are there already, or what was registered in an etcd that is gone nobody can say.
-            _ => postgres::switch_leases(&url, &options).await.map_err(|error| Failure::other(error.to_string()))?,
-        },
-        LeasesUrl::Etcd(etcd) => {
-            let switched = etcd::switch_to_etcd(etcd, &url, &options).await;
-            switched.map_err(|error| Failure::other(error.to_string()))?;
-        }
-    }
+    let switched = match leases {
+        LeasesUrl::Postgres => etcd::switch_to_postgres(kept_in(kept), &url, &options).await,
+        LeasesUrl::Etcd(etcd) => etcd::switch_to_etcd(etcd, kept_in(kept), &url, &options).await,
+    };
+    switched.map_err(|error| Failure::other(error.to_string()))?;
     output.result(&json!({"leases": leases.to_string()}), || {
         format!("leases are kept in {leases} from now on; start the nodes with --leases {leases}")
     })
+}
+
+fn kept_in(args: &KeptInArgs) -> KeptIn<'_> {
+    match &args.from {
+        Some(etcd) => KeptIn::Etcd(etcd),
+        None if args.etcd_is_lost => KeptIn::Lost,
+        None => KeptIn::Unsaid,
+    }
 }
 
 /// A database's URL and how to open it; a directory is refused.

@@ -20,6 +20,12 @@ pub(crate) async fn list(args: &NodesArgs, output: &Output) -> Result<(), Failur
     if answer["stale"] == true {
         output.warning("the server has not read the nodes for a lease: who is alive is not known");
     }
+    for node in nodes {
+        if let Some(why) = node["link_error"].as_str() {
+            let name = one_line(node["name"].as_str().unwrap_or_default());
+            output.warning(&format!("node {name} did not say how much it owns: {}", one_line(why)));
+        }
+    }
     match output.format {
         Format::Json => nodes.iter().try_for_each(|node| output.json(node)),
         Format::Human => table(nodes, output).iter().try_for_each(|line| output.line(line)),

@@ -9,4 +9,5 @@ mod flow;
 mod memory;
 mod node;
 mod operators;
+mod refusals;
 mod verify;

@@ -111,7 +111,10 @@ impl Home {
 
     /// Starts a node that must refuse, and waits for its end.
     pub(crate) fn start_refused(&self) -> Done {
-        let mut serve = self.serve();
+        self.start_refused_with(self.serve())
+    }
+
+    pub(crate) fn start_refused_with(&self, mut serve: Command) -> Done {
         let child = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
         // Held as a node, so that one which does start is killed when the test fails.
         let mut node = Node { child, operations: self.operations.clone() };
@@ -133,6 +136,10 @@ impl Home {
         let mut command = conch(arguments);
         command.env("CONCH_URL", self.url()).env("CONCH_STORE", self.store()).env("USER", "tester");
         command
+    }
+
+    pub(crate) fn operations(&self) -> &str {
+        &self.operations
     }
 
     pub(crate) fn url(&self) -> String {
@@ -173,6 +180,11 @@ impl Node {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// How it ended, if it did.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
     }
 
     /// Sends it a signal and goes on.

@@ -3,6 +3,7 @@
 
 use std::process::Command;
 
+use conch_store::etcd::testing::TestCluster;
 use conch_store::postgres::testing::{Disk, TestServer};
 use serde_json::json;
 
@@ -108,6 +109,42 @@ fn a_drain_goes_through_any_node_and_ends_the_named_one_in_order() {
 
     let switched = run(&["leases", "switch", "--leases", "postgres", "--store", &url]);
     assert_eq!((switched.code, switched.line()), (0, json!({"leases": "postgres"})));
+}
+
+#[test]
+fn leases_leave_an_etcd_and_a_restore_is_declared_only_after_a_look_at_it() {
+    let (server, url) = server();
+    let etcd = TestCluster::shared().url();
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(&scratch.path().join("a"));
+    let mut serve = with_secret(home.serve_on(&url));
+    serve.args(["--node", "wanderer", "--leases", &etcd]);
+    let node = home.start_with(serve);
+    let switch = |more: &[&str]| run(&[&["leases", "switch", "--leases", "postgres", "--store", &url], more].concat());
+    let restored = |more: &[&str]| run(&[&["restored", "--above", "70000", "--store", &url], more].concat());
+    for command in [&switch as &dyn Fn(&[&str]) -> Done, &restored] {
+        let unseen = command(&[]);
+        assert!(unseen.code == 1 && unseen.stderr.contains("the leases are in the etcd cluster"), "{unseen:?}");
+        assert!(unseen.stderr.contains("--from etcd://") && unseen.stderr.contains("--etcd-is-lost"), "{unseen:?}");
+        let lives = command(&["--from", &etcd]);
+        assert!(lives.code == 1 && lives.stderr.contains("wanderer; stop them first"), "{lives:?}");
+        let both = command(&["--from", &etcd, "--etcd-is-lost"]);
+        assert!(both.code == 2 && both.stderr.contains("--etcd-is-lost"), "{both:?}");
+        let none = command(&["--from", "postgres"]);
+        assert!(none.code == 2 && none.stderr.contains("--from"), "{none:?}");
+    }
+    server.sql("DO $$ BEGIN ASSERT (SELECT lease_mode FROM cluster_meta) = 'etcd'; END $$");
+    assert_eq!(node.terminate().code(), Some(0));
+
+    let declared = restored(&["--from", &etcd]);
+    assert!(declared.code == 0 && declared.line()["generation"].as_u64() > Some(70_000), "{declared:?}");
+    assert_eq!(switch(&[]).code, 1, "that nobody is there has to be seen");
+    let switched = switch(&["--from", &etcd]);
+    assert_eq!((switched.code, switched.line()), (0, json!({"leases": "postgres"})), "{switched:?}");
+    assert_eq!(switch(&[]).code, 0, "they are there already");
+    let there = run(&["leases", "switch", "--leases", &etcd, "--store", &url]);
+    assert_eq!(there.code, 0, "{there:?}");
+    assert_eq!(switch(&["--etcd-is-lost"]).code, 0, "on the operator's word");
 }
 
 #[test]

@@ -142,6 +142,94 @@ fn lifelines_that_go_together_are_an_event_of_the_store() {
     );
 }
 
+/// The third node's row in a look; its lifeline went at 20_450, together with the suspect's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ThirdRow {
+    Names(Lifeline),
+    Gone,
+    /// No row could be read.
+    Unread,
+}
+
+const THIRD_NODE: Incarnation = Incarnation(3);
+const FOURTH: Lifeline = Lifeline(4);
+
+/// Two lifelines of three go between two looks. Who is declared dead, if the third one's row is as this in the looks before
+/// they went, when they were seen to be gone, and afterwards?
+fn beside(mut watch: DeathWatch, third: [ThirdRow; 3]) -> Vec<Death> {
+    let (mut deaths, all) = (Vec::new(), [MINE, THEIRS, THIRD]);
+    let looks = [(20_000, 0, &all[..]), (20_450, 1, &all[..1]), (20_950, 2, &all[..1]), (21_500, 2, &all[..1])];
+    for (ms, phase, held) in looks {
+        let row = |incarnation, lifeline| Row { incarnation, beat: 1, lifeline: Some(lifeline), lease: Lease::Runs };
+        let mut rows = vec![row(OTHER, THEIRS)];
+        if let ThirdRow::Names(key) = third[phase] {
+            rows.push(row(THIRD_NODE, key));
+        }
+        let rows = (third[phase] != ThirdRow::Unread).then_some(&rows[..]);
+        let lifelines = Some(Lines { asked_at: at(ms), observer: 1, held });
+        let own = healthy(ms);
+        for action in watch.look(&Look { now: at(ms), rows, lifelines, own }) {
+            let Action::Probe(suspect) = action else { panic!("no lease ran out: {action:?}") };
+            deaths.extend(watch.answered(&suspect, Answer::Refused, at(ms + 20), &own));
+        }
+    }
+    deaths.dedup();
+    deaths
+}
+
+#[test]
+fn a_node_that_stops_in_order_delays_no_death_beside_it() {
+    use ThirdRow::{Gone, Names};
+    let death = vec![Death { incarnation: OTHER, beat: 1, cause: Cause::ProcessDied(THEIRS) }];
+    // Its row went before its lifeline: in the same look, or in an earlier one.
+    assert_eq!(beside(DeathWatch::new(TIMING), [Names(THIRD), Gone, Gone]), death);
+    let mut watch = DeathWatch::new(TIMING);
+    let known = play(&mut watch, &[seen(19_000, 1, Lease::Runs)], Answer::Refused);
+    assert_eq!(known, vec![]);
+    let with_row = [OTHER, THIRD_NODE].map(|incarnation| {
+        let lifeline = Some(if incarnation == OTHER { THEIRS } else { THIRD });
+        Row { incarnation, beat: 1, lifeline, lease: Lease::Runs }
+    });
+    let lifelines = Some(Lines { asked_at: at(19_500), observer: 1, held: &[MINE, THEIRS, THIRD] });
+    let look = Look { now: at(19_500), rows: Some(&with_row), lifelines, own: healthy(19_500) };
+    assert_eq!(watch.look(&look), vec![]);
+    assert_eq!(beside(watch, [Gone, Gone, Gone]), death);
+}
+
+#[test]
+fn a_row_that_stands_or_goes_later_is_company() {
+    use ThirdRow::{Gone, Names, Unread};
+    let replaced = [Names(THIRD), Names(FOURTH), Names(FOURTH)];
+    assert_eq!(beside(DeathWatch::new(TIMING), replaced), vec![]);
+    let killed = beside(DeathWatch::without(TIMING, &[Guard::ReplacedIsLost]), replaced);
+    assert!(!killed.is_empty(), "without the guard this story kills somebody");
+    for third in [
+        [Names(THIRD), Names(THIRD), Names(THIRD)],
+        // The store ended both sessions; that the node was stopped, or declared dead, afterwards, is no excuse.
+        [Names(THIRD), Names(THIRD), Gone],
+        [Names(THIRD), Unread, Gone],
+        [Names(THIRD), Names(FOURTH), Gone],
+        // Nobody knows whose it was.
+        [Gone, Gone, Gone],
+        [Unread, Gone, Gone],
+    ] {
+        assert_eq!(beside(DeathWatch::new(TIMING), third), vec![], "{third:?}");
+    }
+}
+
+#[test]
+fn what_is_remembered_of_lifelines_is_bounded_by_what_is_held_or_named() {
+    let mut watch = DeathWatch::new(TIMING);
+    for number in 0..100_u64 {
+        let key = Lifeline(i64::try_from(number).expect("small") + 10);
+        let rows = [Row { incarnation: OTHER, beat: number, lifeline: Some(key), lease: Lease::Runs }];
+        let now = at(20_000 + number * 1_000);
+        let lifelines = Some(Lines { asked_at: now, observer: 1, held: &[key] });
+        watch.look(&Look { now, rows: Some(&rows), lifelines, own: healthy(20_000) });
+    }
+    assert_eq!((watch.holders.len(), watch.registered.len()), (1, 1));
+}
+
 #[test]
 fn a_new_observing_session_proves_nothing() {
     let another = |ms| Seen { lifelines: Some((2, &[MINE, THIRD])), ..seen(ms, 1, Lease::Runs) };
@@ -210,11 +298,13 @@ struct Step {
     expired: bool,
     readable: bool,
     own: u8,
+    /// What becomes of the third node's row: 0 it goes, 1 it comes back as another node's, 2 it names another lifeline.
+    third: u8,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = (50_u64..6_000, 0_u64..12, any::<u8>(), 0_u64..6, any::<bool>(), 0_u8..8, 0_u8..12).prop_map(
-        |(ms, observer, held, beat, expired, readable, own)| Step {
+    let step = (50_u64..6_000, 0_u64..12, any::<u8>(), 0_u64..6, any::<bool>(), 0_u8..8, 0_u8..12, 0_u8..10).prop_map(
+        |(ms, observer, held, beat, expired, readable, own, third)| Step {
             ms,
             observer: u64::from(observer == 0),
             // Mostly all of them.
@@ -223,6 +313,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             expired,
             readable: readable != 0,
             own,
+            third,
         },
     );
     proptest::collection::vec(step, 1..40)
@@ -242,6 +333,8 @@ proptest! {
         let (mut ms, mut beat, mut observer) = (20_000, 0, 0);
         // (when, beat if readable, observer, held)
         let mut looks: Vec<(u64, Option<u64>, u64, u8)> = Vec::new();
+        // By look: was the third lifeline's holder known once, and gone from the rows that were read last?
+        let (mut third, mut third_was_seen, mut given_up) = (Some(THIRD), false, Vec::new());
         for step in steps {
             ms += step.ms;
             beat += step.beat;
@@ -249,12 +342,29 @@ proptest! {
             looks.push((ms, step.readable.then_some(beat), observer, step.held));
             let own = Own { healthy_since: (step.own != 0).then_some(at(0)), ..healthy(ms) };
             let lease = if step.expired { Lease::RanOut } else { Lease::Runs };
-            let rows = [Row { incarnation: OTHER, beat, lifeline: Some(THEIRS), lease }];
+            third = match step.third {
+                0 => None,
+                1 if third.is_none() => Some(THIRD),
+                2 => third.map(|_| FOURTH),
+                _ => third,
+            };
+            let mut rows = vec![Row { incarnation: OTHER, beat, lifeline: Some(THEIRS), lease }];
+            let other = |lifeline| Row { incarnation: THIRD_NODE, beat, lifeline: Some(lifeline), lease: Lease::Runs };
+            rows.extend(third.map(other));
+            if step.readable {
+                third_was_seen |= third == Some(THIRD);
+                given_up.push(third.is_none() && third_was_seen);
+            } else {
+                given_up.push(given_up.last().copied().unwrap_or(false));
+            }
             let held = keys(step.held);
             let lifelines = Some(Lines { asked_at: at(ms), observer, held: &held });
             let look = Look { now: at(ms), rows: step.readable.then_some(&rows[..]), lifelines, own };
             for action in watch.look(&look) {
                 prop_assert!(step.readable && step.own != 0);
+                if matches!(action, Action::Probe(suspect) if suspect.incarnation == THIRD_NODE) {
+                    continue;
+                }
                 match action {
                     Action::Declare(death) => {
                         prop_assert_eq!((death.beat, death.cause), (beat, Cause::Expired));
@@ -271,8 +381,10 @@ proptest! {
                         prop_assert!(absent > 0 && ms - looks[first].0 >= 500);
                         // No other one went in a look within half a second of that.
                         let (from, to) = (before.expect("checked").0, looks[first].0);
-                        for pair in looks.windows(2).filter(|pair| pair[0].2 == observer && pair[1].2 == observer) {
-                            let went = pair[0].3 & !pair[1].3 & 5 != 0;
+                        let same = |pair: &&[(u64, Option<u64>, u64, u8)]| pair[0].2 == observer && pair[1].2 == observer;
+                        for (index, pair) in looks.windows(2).enumerate().filter(|(_, pair)| same(pair)) {
+                            let counts = if given_up[index + 1] { 1 } else { 5 };
+                            let went = pair[0].3 & !pair[1].3 & counts != 0;
                             let near = pair[0].0 < to + 500 && pair[1].0 + 500 > from;
                             let came_back = looks.iter().any(|seen| seen.0 > pair[1].0 && pair[0].3 & !pair[1].3 & 5 & seen.3 != 0);
                             prop_assert!(!(went && near && !came_back), "another went from {} to {}", pair[0].0, pair[1].0);

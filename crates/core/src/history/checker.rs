@@ -3,10 +3,11 @@
 //! Reads the history once; each event costs a look-up or two in an ordered map, so n events cost O(n log n).
 //! What can be judged at once is; what needs the final log waits for [`Checker::finish`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::Event;
-use crate::ids::{ClientMsgId, ConversationId, Epoch, Seq, Subject};
+use super::lost::{self, Lost, MOST_LOST_NAMED};
+use super::{Event, sights};
+use crate::ids::{ClientMsgId, ConversationId, Epoch, Generation, LogId, Seq, Subject};
 use crate::invariant::{Broken, Invariant};
 
 /// Violations that a report spells out; further ones are only counted.
@@ -29,6 +30,10 @@ pub struct Counts {
     pub observed: u64,
     /// Rows of the final log.
     pub records: u64,
+    /// Failovers that were announced.
+    pub failovers: u64,
+    /// Numbers that clients were told of and that a failover lost.
+    pub lost: u64,
 }
 
 /// What a check found.
@@ -38,46 +43,55 @@ pub struct Report {
     pub violations: Vec<Broken>,
     /// How many there are in all.
     pub found: u64,
+    /// What failovers lost, by conversation and number; at most [`MOST_LOST_NAMED`], and [`Counts::lost`] in all.
+    pub lost: Vec<Lost>,
     /// How much was checked.
     pub counts: Counts,
 }
 
 impl Report {
-    fn add(&mut self, invariant: Invariant, detail: String) {
+    pub(super) fn add(&mut self, invariant: Invariant, detail: String) {
         self.found += 1;
         if self.violations.len() < MOST_REPORTED {
             self.violations.push(invariant.broken(detail));
         }
     }
+
+    fn name_lost(&mut self, lost: Lost) {
+        self.counts.lost += 1;
+        if self.lost.len() < MOST_LOST_NAMED {
+            self.lost.push(lost);
+        }
+    }
 }
 
 /// Who wrote a record, under which key.
-type Identity = (Subject, Option<ClientMsgId>);
+pub(super) type Identity = (Subject, Option<ClientMsgId>);
 
 /// A row of the final log.
-struct Row {
-    seq: Seq,
+pub(super) struct Row {
+    pub(super) seq: Seq,
     epoch: Epoch,
 }
 
 #[derive(Default)]
-struct Conversation {
+pub(super) struct Conversation {
     /// The last reign that began.
     reign: Option<Epoch>,
     /// The highest acked seq so far.
     acked: Seq,
     /// Every seq that anybody was told of: whose it is.
-    given: BTreeMap<Seq, (Identity, Epoch)>,
+    pub(super) given: BTreeMap<Seq, (Identity, Epoch)>,
     committed: BTreeMap<Seq, Epoch>,
     /// What was told before it was committed; counts only if the history tells of commits at all.
     early: Vec<(Invariant, String)>,
-    rows: Vec<Row>,
-    row_of: BTreeMap<Seq, usize>,
+    pub(super) rows: Vec<Row>,
+    pub(super) row_of: BTreeMap<Seq, usize>,
 }
 
 impl Conversation {
     /// How many rows are at or below a seq: the index of the next one after it.
-    fn rows_to(&self, seq: Seq) -> usize {
+    pub(super) fn rows_to(&self, seq: Seq) -> usize {
         self.rows.partition_point(|row| row.seq <= seq)
     }
 }
@@ -87,21 +101,24 @@ struct Key {
     conversation: usize,
     /// The highest seq that had been acked in the conversation when this key was first sent (invariant 5).
     floor: Seq,
-    acked: Option<Seq>,
+    /// Failovers before it was first sent.
+    failovers: usize,
+    /// The numbers it was told; one, unless a failover lost it and it was sent again.
+    acked: Vec<Seq>,
     rows: u64,
 }
 
 /// What happened to an observer, in order.
-enum Sight {
+pub(super) enum Sight {
     Begin(Option<Seq>),
     Record(Seq, String),
     CaughtUp(Seq),
 }
 
-struct Observer {
-    name: String,
+pub(super) struct Observer {
+    pub(super) name: String,
     conversation: usize,
-    sights: Vec<Sight>,
+    pub(super) sights: Vec<Sight>,
 }
 
 /// Holds a history against the invariants.
@@ -117,6 +134,8 @@ pub struct Checker {
     observer_of: BTreeMap<(String, usize), usize>,
     told_cursors: BTreeMap<(String, Subject, usize), Seq>,
     highest_cursors: BTreeMap<(Subject, usize), Seq>,
+    /// What the failovers began, ascending.
+    generations: Vec<Generation>,
 }
 
 impl Checker {
@@ -179,6 +198,10 @@ impl Checker {
                 self.time(*t_us)?;
                 self.cursor(client, sub, conversation, *seq);
             }
+            Event::Failover { log, t_us } => {
+                self.time(*t_us)?;
+                self.failover(log)?;
+            }
             Event::Final { conversation, seq, epoch, sender, client_msg_id } => {
                 self.row(conversation, *seq, *epoch, (sender.clone(), client_msg_id.clone()))?;
             }
@@ -191,14 +214,21 @@ impl Checker {
     #[must_use]
     pub fn finish(mut self) -> Report {
         self.report.counts.keys = self.keys.len() as u64;
+        self.report.counts.failovers = self.generations.len() as u64;
+        let lost = self.find_lost();
         for key in &self.keys {
-            let Some(acked) = key.acked else { continue };
-            let conversation = &self.conversations[key.conversation];
-            if key.rows == 0 {
-                self.report
-                    .add(Invariant::AckedOnce, format!("{} was acked as {acked} and is not in the log", key.name));
-            } else if !conversation.row_of.contains_key(&acked) {
-                self.report.add(Invariant::AckedOnce, format!("{} was acked as {acked}, where nothing is", key.name));
+            let (name, conversation) = (&key.name, &self.conversations[key.conversation]);
+            let kept: Vec<Seq> =
+                key.acked.iter().copied().filter(|seq| !lost[key.conversation].contains(seq)).collect();
+            if let [first, others @ ..] = kept.as_slice() {
+                for other in others {
+                    self.report.add(Invariant::AckedOnce, format!("{name} was acked as {first} and as {other}"));
+                }
+                if key.rows == 0 {
+                    self.report.add(Invariant::AckedOnce, format!("{name} was acked as {first} and is not in the log"));
+                } else if !conversation.row_of.contains_key(first) {
+                    self.report.add(Invariant::AckedOnce, format!("{name} was acked as {first}, where nothing is"));
+                }
             }
         }
         for conversation in &mut self.conversations {
@@ -209,9 +239,47 @@ impl Checker {
             }
         }
         for observer in &self.observers {
-            check_sights(observer, &self.conversations[observer.conversation], &mut self.report);
+            let index = observer.conversation;
+            sights::check(observer, &self.conversations[index], &lost[index], &mut self.report);
         }
         self.report
+    }
+
+    /// What failovers lost, by conversation; and names it.
+    fn find_lost(&mut self) -> Vec<BTreeSet<Seq>> {
+        let failovers = self.generations.len();
+        let mut all = Vec::with_capacity(self.conversations.len());
+        let mut ids: Vec<_> = self.conversation_of.iter().map(|(id, index)| (*index, id.clone())).collect();
+        ids.sort_unstable_by_key(|(index, _)| *index);
+        for (index, id) in ids {
+            let conversation = &self.conversations[index];
+            let key = |(sender, id): &Identity| {
+                let found = self.key_of.get(&(index, sender.clone(), id.clone()?))?;
+                Some(&self.keys[*found])
+            };
+            let may_be_lost = |identity: &Identity| key(identity).is_none_or(|key| key.failovers < failovers);
+            let lost = lost::find(conversation, failovers, may_be_lost);
+            for seq in &lost {
+                let identity = &conversation.given[seq].0;
+                let acked = key(identity).is_some_and(|key| key.acked.contains(seq));
+                self.report.name_lost(Lost { conversation: id.clone(), seq: *seq, write: name_of(identity), acked });
+            }
+            lost::check_epochs(&id, conversation, &lost, &mut self.report);
+            all.push(lost);
+        }
+        all
+    }
+
+    fn failover(&mut self, log: &LogId) -> Result<(), String> {
+        let generation = log.generation();
+        if let Some(last) = self.generations.last().filter(|last| **last >= generation) {
+            return Err(format!("log: generation {generation} is not above {last}, that of an earlier failover"));
+        }
+        self.generations.push(generation);
+        // A cursor is no record: it may have moved back with the store, and nothing tells how far.
+        self.told_cursors.clear();
+        self.highest_cursors.clear();
+        Ok(())
     }
 
     fn time(&mut self, t_us: u64) -> Result<(), String> {
@@ -234,11 +302,12 @@ impl Checker {
 
     fn invoked(&mut self, conversation: usize, sender: &Subject, client_msg_id: &ClientMsgId) {
         let floor = self.conversations[conversation].acked;
+        let failovers = self.generations.len();
         let next = self.keys.len();
         let found = *self.key_of.entry((conversation, sender.clone(), client_msg_id.clone())).or_insert(next);
         if found == next {
             let name = format!("{sender}/{client_msg_id}");
-            self.keys.push(Key { name, conversation, floor, acked: None, rows: 0 });
+            self.keys.push(Key { name, conversation, floor, failovers, acked: Vec::new(), rows: 0 });
         }
     }
 
@@ -251,9 +320,8 @@ impl Checker {
         self.report.counts.acked += 1;
         let key = &mut self.keys[index];
         let (name, floor, conversation) = (key.name.clone(), key.floor, key.conversation);
-        let first = *key.acked.get_or_insert(seq);
-        if first != seq {
-            self.report.add(Invariant::AckedOnce, format!("{name} was acked as {first} and as {seq}"));
+        if !key.acked.contains(&seq) {
+            key.acked.push(seq);
         }
         if seq <= floor {
             self.report
@@ -383,7 +451,7 @@ impl Checker {
         let key = &mut self.keys[index];
         key.rows += 1;
         if key.rows > 1 {
-            let invariant = if key.acked.is_some() { Invariant::AckedOnce } else { Invariant::UnknownAtMostOnce };
+            let invariant = if !key.acked.is_empty() { Invariant::AckedOnce } else { Invariant::UnknownAtMostOnce };
             self.report.add(invariant, format!("{} is in the log {} times, again as {seq}", key.name, key.rows));
         }
         if seq <= key.floor {
@@ -395,48 +463,4 @@ impl Checker {
 
 fn name_of((sender, id): &Identity) -> String {
     id.as_ref().map_or_else(|| format!("{sender}/-"), |id| format!("{sender}/{id}"))
-}
-
-/// Invariant 6: each stretch is a run of the final log, from where it was asked to begin to where it was told to be.
-fn check_sights(observer: &Observer, conversation: &Conversation, report: &mut Report) {
-    let name = &observer.name;
-    let mut next: Option<usize> = None;
-    let mut current_log: Option<&String> = None;
-    for sight in &observer.sights {
-        match sight {
-            Sight::Begin(after) => {
-                next = after.map(|after| conversation.rows_to(after));
-                current_log = None;
-            }
-            Sight::Record(seq, log) => {
-                if let Some(before) = current_log.replace(log).filter(|before| *before != log) {
-                    let detail = format!("{name} passed from log {before} to {log} without a resync");
-                    report.add(Invariant::ObserversSeeTheLog, detail);
-                }
-                let Some(&row) = conversation.row_of.get(seq) else {
-                    report
-                        .add(Invariant::DurableBeforeShown, format!("{name} was shown {seq}, which is not in the log"));
-                    continue;
-                };
-                if let Some(expected) = next.filter(|expected| *expected != row) {
-                    let detail = format!("{name} was shown {seq} instead of {}", seq_at(conversation, expected));
-                    report.add(Invariant::ObserversSeeTheLog, detail);
-                }
-                next = Some(row + 1);
-            }
-            Sight::CaughtUp(seq) => {
-                let due = conversation.rows_to(*seq);
-                if let Some(shown) = next.filter(|shown| *shown < due) {
-                    let missing = seq_at(conversation, shown);
-                    let detail = format!("{name} was told that it has all up to {seq}, but was not shown {missing}");
-                    report.add(Invariant::ObserversSeeTheLog, detail);
-                }
-                next = next.max(Some(due));
-            }
-        }
-    }
-}
-
-fn seq_at(conversation: &Conversation, row: usize) -> String {
-    conversation.rows.get(row).map_or_else(|| "nothing".to_owned(), |row| row.seq.to_string())
 }

@@ -53,7 +53,17 @@ fn found(history: &str) -> Vec<Invariant> {
 fn a_good_history_passes_and_is_counted() {
     let report = check_lines(GOOD.lines()).expect("well-formed");
     assert_eq!(report.violations, Vec::new());
-    let counts = Counts { events: 27, keys: 4, acked: 3, refused: 1, unknown: 1, observed: 3, records: 3 };
+    let counts = Counts {
+        events: 27,
+        keys: 4,
+        acked: 3,
+        refused: 1,
+        unknown: 1,
+        observed: 3,
+        records: 3,
+        failovers: 0,
+        lost: 0,
+    };
     assert_eq!(report.counts, counts);
 }
 
@@ -168,4 +178,108 @@ fn reports_are_bounded() {
     let history = rows.collect::<Vec<_>>().join("\n");
     let report = check_lines(history.lines()).expect("well-formed");
     assert_eq!((report.violations.len(), report.found), (MOST_REPORTED, 999));
+}
+
+/// A standby without 2 and 3 is promoted: both were acked, 2 was shown; the unknown `b1` landed on both, the unknown `b2` on none
+/// but the old primary, where it was shown as 4.
+const FAILOVER: &str = r#"
+{"event":"joined","observer":"o","conversation":"c","after":0,"t_us":1}
+{"event":"invoked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a1","t_us":2}
+{"event":"acked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a1","seq":1,"epoch":1,"t_us":3}
+{"event":"observed","observer":"o","conversation":"c","seq":1,"epoch":1,"sender":"alice","client_msg_id":"a1","log":"s.1","t_us":4}
+{"event":"invoked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a2","t_us":5}
+{"event":"acked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a2","seq":2,"epoch":1,"t_us":6}
+{"event":"observed","observer":"o","conversation":"c","seq":2,"epoch":1,"sender":"alice","client_msg_id":"a2","log":"s.1","t_us":7}
+{"event":"invoked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a3","t_us":8}
+{"event":"invoked","client":"y","conversation":"c","sender":"bob","client_msg_id":"b2","t_us":9}
+{"event":"acked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a3","seq":3,"epoch":2,"t_us":10}
+{"event":"observed","observer":"o","conversation":"c","seq":3,"epoch":2,"sender":"alice","client_msg_id":"a3","log":"s.1","t_us":11}
+{"event":"observed","observer":"o","conversation":"c","seq":4,"epoch":2,"sender":"bob","client_msg_id":"b2","log":"s.1","t_us":12}
+{"event":"unknown","client":"y","conversation":"c","sender":"bob","client_msg_id":"b2","t_us":13}
+{"event":"cursor","client":"x","sub":"alice","conversation":"c","seq":2,"t_us":14}
+{"event":"failover","log":"s.2","t_us":15}
+{"event":"invoked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a4","t_us":16}
+{"event":"acked","client":"x","conversation":"c","sender":"alice","client_msg_id":"a4","seq":1001002,"epoch":1000002,"t_us":17}
+{"event":"invoked","client":"y","conversation":"c","sender":"bob","client_msg_id":"b2","t_us":18}
+{"event":"acked","client":"y","conversation":"c","sender":"bob","client_msg_id":"b2","seq":1001003,"epoch":1000002,"t_us":19}
+{"event":"resync","observer":"o","conversation":"c","log":"s.2","head_seq":1001002,"t_us":20}
+{"event":"observed","observer":"o","conversation":"c","seq":1001003,"epoch":1000002,"sender":"bob","client_msg_id":"b2","log":"s.2","t_us":21}
+{"event":"cursor","client":"x","sub":"alice","conversation":"c","seq":1,"t_us":22}
+{"event":"final","conversation":"c","seq":1,"epoch":1,"sender":"alice","client_msg_id":"a1"}
+{"event":"final","conversation":"c","seq":1001002,"epoch":1000002,"sender":"alice","client_msg_id":"a4"}
+{"event":"final","conversation":"c","seq":1001003,"epoch":1000002,"sender":"bob","client_msg_id":"b2"}
+{"event":"final_cursor","sub":"alice","conversation":"c","seq":1}
+"#;
+
+#[test]
+fn what_a_failover_lost_is_named() {
+    let report = check_lines(FAILOVER.lines()).expect("well-formed");
+    assert_eq!(report.violations, Vec::new());
+    assert_eq!((report.counts.failovers, report.counts.lost), (1, 3));
+    let lost = |seq, write: &str, acked| Lost {
+        conversation: "c".parse().expect("valid"),
+        seq: Seq(seq),
+        write: write.to_owned(),
+        acked,
+    };
+    assert_eq!(report.lost, [lost(2, "alice/a2", true), lost(3, "alice/a3", true), lost(4, "bob/b2", false)]);
+}
+
+/// What is looked for, what becomes of it (nothing: the line is not there), and the invariant that must be reported.
+#[test]
+fn no_loss_hides_behind_a_failover() {
+    use Invariant::*;
+    let cases = [
+        // Nobody announced it; or only before the lost write was sent.
+        (r#""failover""#, "", "", AckedOnce),
+        (r#""failover""#, "", "", DurableBeforeShown),
+        // No generation ended there: the numbers go on without a skip.
+        (r#""epoch":1000002"#, "100100", "100", AckedOnce),
+        // Lost behind the skip, or behind the last row.
+        (r#""final","conversation":"c","seq":1001002"#, "", "", AckedOnce),
+        (r#""final","conversation":"c","seq":1001003"#, "", "", AckedOnce),
+        // A lost number comes back: as another write, or as the same one; or among those that were lost, which the epochs show.
+        (r#""alice","client_msg_id":"a4""#, "1001002", "3", SeqOnce),
+        (r#""bob","client_msg_id":"b2","seq":1001003"#, "1001003", "4", CommittedInReign),
+        (r#""seq":2,"epoch":1"#, r#""epoch":1"#, r#""epoch":3"#, EpochNeverFalls),
+        // An ack from before the failover bounds what is sent after it.
+        (r#""t_us":17"#, "1001002", "2", OrderOfAcks),
+        // An observer passes from what was lost to what came after it; or does not see all that was lost later.
+        (r#""resync""#, "", "", ObserversSeeTheLog),
+        (r#""t_us":11"#, "", "", ObserversSeeTheLog),
+    ];
+    for (line, from, to, invariant) in cases {
+        let change = |text: &str| match (text.contains(line), from) {
+            (true, "") => None,
+            (true, _) => Some(text.replace(from, to)),
+            (false, _) => Some(text.to_owned()),
+        };
+        let mutant = FAILOVER.lines().filter_map(change).collect::<Vec<_>>().join("\n");
+        assert_ne!(mutant.trim(), FAILOVER.trim(), "the mutant differs: {line} {from}");
+        let found = found(&mutant);
+        assert!(found.contains(&invariant), "{line}: {from} → {to}: {invariant:?} is not among {found:?}");
+    }
+}
+
+#[test]
+fn one_failover_excuses_one_skip_and_no_later_write() {
+    let late = FAILOVER.replace(r#"{"event":"failover","log":"s.2","t_us":15}"#, "");
+    let early = late.replacen('\n', "\n{\"event\":\"failover\",\"log\":\"s.2\",\"t_us\":0}\n", 1);
+    assert!(found(&early).contains(&Invariant::AckedOnce), "all was sent after it");
+    // A second skip, in which 1001003 is lost.
+    let row =
+        r#"{"event":"final","conversation":"c","seq":1001003,"epoch":1000002,"sender":"bob","client_msg_id":"b2"}"#;
+    let later =
+        r#"{"event":"final","conversation":"c","seq":2002003,"epoch":2000002,"sender":"bob","client_msg_id":"b9"}"#;
+    let twice = FAILOVER.replace(row, later);
+    assert!(found(&twice).contains(&Invariant::AckedOnce));
+    let second =
+        "{\"event\":\"failover\",\"log\":\"s.3\",\"t_us\":23}\n{\"event\":\"final\",\"conversation\":\"c\",\"seq\":1,";
+    let announced = twice.replace(r#"{"event":"final","conversation":"c","seq":1,"#, second);
+    let announced = announced.replace(r#"{"event":"final_cursor","sub":"alice","conversation":"c","seq":1}"#, "");
+    assert_eq!(found(&announced), vec![]);
+    assert_eq!(check_lines(announced.lines()).expect("well-formed").counts.lost, 4);
+    let again = announced.replace(r#""log":"s.3""#, r#""log":"s.2""#);
+    let error = check_lines(again.lines()).expect_err("announced twice").to_string();
+    assert!(error.contains("log: generation 2 is not above 2"), "{error}");
 }

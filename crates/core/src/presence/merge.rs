@@ -80,7 +80,8 @@ impl Merged {
         self.followers.insert(follower);
         match self.mode {
             Mode::Full => PresenceNews::Whole(self.told.iter().map(|(reference, who)| meta(*reference, who)).collect()),
-            Mode::Count => PresenceNews::Count(self.count_on_wire()),
+            // As all others were told: a count that has changed since is told to all, one that is the same again to nobody.
+            Mode::Count => PresenceNews::Count(on_wire(self.counted.map_or_else(|| self.count(), |(told, _)| told))),
         }
     }
 
@@ -249,7 +250,7 @@ impl Merged {
             return None;
         }
         self.counted = Some((count, now));
-        Some(PresenceNews::Count(self.count_on_wire()))
+        Some(PresenceNews::Count(on_wire(count)))
     }
 
     fn begin_to_count(&mut self) {
@@ -265,10 +266,10 @@ impl Merged {
     fn is_calm(&self) -> bool {
         self.count().saturating_mul(5) < self.threshold.saturating_mul(4)
     }
+}
 
-    fn count_on_wire(&self) -> u32 {
-        u32::try_from(self.count()).unwrap_or(u32::MAX)
-    }
+fn on_wire(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 fn who(meta: Meta) -> Who {

@@ -117,6 +117,20 @@ fn a_crowd_over_all_gateways_is_only_counted() {
 }
 
 #[test]
+fn a_count_that_comes_back_is_known_to_who_attached_meanwhile() {
+    let mut owner = Merged::new(3);
+    let _ = owner.attach(A);
+    let _ = owner.report(A, report(1, 1, 9, ShardNews::Counted));
+    assert_eq!(owner.flush(at_s(0)), Some(PresenceNews::Count(9)));
+    let _ = owner.report(A, report(1, 2, 8, ShardNews::Counted));
+    assert_eq!(owner.attach(B), PresenceNews::Count(9), "what all know; a change is told to all");
+    let _ = owner.report(A, report(1, 3, 9, ShardNews::Counted));
+    assert_eq!(owner.flush(at_s(0) + COUNT_INTERVAL), None, "as it was");
+    let _ = owner.report(A, report(1, 4, 7, ShardNews::Counted));
+    assert_eq!(owner.flush(at_s(0) + COUNT_INTERVAL), Some(PresenceNews::Count(7)));
+}
+
+#[test]
 fn a_hub_reports_its_shard_then_what_changes_and_still_now_and_then() {
     let mut hub = Presence::new(1, 3);
     hub.join(1, &subject("a"), None);

@@ -129,37 +129,38 @@ impl Canary<'_> {
         let begun = self.write(one, &keys.first, "the first node writes").await?;
         one.set_draining().await.map_err(store("the first node is marked as draining"))?;
         let shown = watcher.shows(&keys.first, SHOWN_WITHIN).await;
-        self.tell("owner_writes", shown, format!("{} wrote number {} in epoch {}", one.me(), begun.seq, begun.epoch));
+        let detail = format!("{} wrote number {} in epoch {}", one.me(), begun.seq, begun.epoch);
+        self.tell(&Step { step: "owner_writes", shown, detail });
 
         one.stop_heart();
         let expelled = two.expel(one.me()).await.map_err(store("the first node's row is removed"))?;
-        let believes = one.believes();
-        self.tell("owner_is_unaware", expelled && believes, unaware(one.me(), expelled, believes));
+        let standing = match (expelled, one.believes()) {
+            (true, true) => Standing::Unaware,
+            (true, false) => Standing::RanOut,
+            (false, _) => Standing::NoRow,
+        };
+        let (shown, detail) = (standing == Standing::Unaware, standing.describe(one.me()));
+        self.tell(&Step { step: "owner_is_unaware", shown, detail });
 
         let other = two.watch(&self.conversation).await.map_err(refused("the second node is watched"))?;
         let taken = self.write(two, &keys.taken, "the second node takes over").await?;
         two.set_draining().await.map_err(store("the second node is marked as draining"))?;
         let shown = other.shows(&keys.taken, SHOWN_WITHIN).await && taken.epoch > begun.epoch;
-        self.tell(
-            "another_takes_over",
-            shown,
-            format!("{} wrote number {} in epoch {}", two.me(), taken.seq, taken.epoch),
-        );
+        let detail = format!("{} wrote number {} in epoch {}", two.me(), taken.seq, taken.epoch);
+        self.tell(&Step { step: "another_takes_over", shown, detail });
 
         let answer = one.write_once(&self.conversation, draft(&keys.stale, "written without knowing")).await;
-        let (fenced, text) = judge(one, &self.conversation, begun.epoch, &answer);
-        self.tell("stale_write_is_fenced", fenced, text);
+        let (shown, detail) = judge(one, &self.conversation, begun.epoch, &answer);
+        self.tell(&Step { step: "stale_write_is_fenced", shown, detail });
 
         // Whatever the second node shows after this, it would have shown before.
         let after = self.write(two, &keys.after, "the second node goes on").await?;
-        let on = other.shows(&keys.after, SHOWN_WITHIN).await;
-        self.tell(
-            "the_new_owner_goes_on",
-            on && after.epoch == taken.epoch,
-            format!("number {} in epoch {}", after.seq, after.epoch),
-        );
+        let shown = other.shows(&keys.after, SHOWN_WITHIN).await && after.epoch == taken.epoch;
+        let detail = format!("number {} in epoch {}", after.seq, after.epoch);
+        self.tell(&Step { step: "the_new_owner_goes_on", shown, detail });
         let seen = [watcher.saw(&keys.stale), other.saw(&keys.stale)];
-        self.tell("stale_write_is_shown_to_nobody", seen == [false, false], shown_to(seen));
+        let (shown, detail) = (seen == [false, false], shown_to(seen));
+        self.tell(&Step { step: "stale_write_is_shown_to_nobody", shown, detail });
         self.log_is_whole(two, &keys, [begun, taken, after]).await
     }
 
@@ -207,13 +208,13 @@ impl Canary<'_> {
             (false, true) => format!("{} records, as they were acknowledged", records.len()),
             (false, false) => format!("acknowledged were {expected:?}; found were {found:?}"),
         };
-        self.tell("log_is_whole", found == expected && ordered, text);
+        self.tell(&Step { step: "log_is_whole", shown: found == expected && ordered, detail: text });
         Ok(())
     }
 
-    fn tell(&mut self, step: &'static str, shown: bool, detail: String) {
-        self.doubts += usize::from(!shown);
-        (self.told)(&Step { step, shown, detail });
+    fn tell(&mut self, step: &Step) {
+        self.doubts += usize::from(!step.shown);
+        (self.told)(step);
     }
 }
 
@@ -240,11 +241,21 @@ fn judge(
     }
 }
 
-fn unaware(me: Incarnation, expelled: bool, believes: bool) -> String {
-    match (expelled, believes) {
-        (true, true) => format!("{me} is declared dead, and its lease runs on as far as it knows"),
-        (true, false) => format!("{me} is declared dead, but its lease ran out meanwhile; run the canary again"),
-        (false, _) => format!("{me} had no row any more; somebody else removed it; run the canary again"),
+/// How a node stands that is to be dead without knowing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Unaware,
+    RanOut,
+    NoRow,
+}
+
+impl Standing {
+    fn describe(self, me: Incarnation) -> String {
+        match self {
+            Self::Unaware => format!("{me} is declared dead, and its lease runs on as far as it knows"),
+            Self::RanOut => format!("{me} is declared dead, but its lease ran out meanwhile; run the canary again"),
+            Self::NoRow => format!("{me} had no row any more; somebody else removed it; run the canary again"),
+        }
     }
 }
 

@@ -34,7 +34,22 @@ pub enum LeaseState {
 /// # Errors
 /// The store's, when the lifeline or the registration fails.
 pub async fn start(node: &Arc<Node>, address: String) -> Result<watch::Receiver<LeaseState>, StoreError> {
-    begin(node, address, std::convert::identity).await
+    begin(node, address, of_process).await
+}
+
+/// With every rule.
+#[cfg(not(feature = "mutants"))]
+fn of_process(heart: Heart) -> Heart {
+    heart
+}
+
+/// Without the rule that the variable `CONCH_MUTANT` names.
+#[cfg(feature = "mutants")]
+fn of_process(heart: Heart) -> Heart {
+    match crate::mutants::heart() {
+        Some(rule) => heart.without(rule),
+        None => heart,
+    }
 }
 
 /// The same with a rule removed, to show that a check catches it.

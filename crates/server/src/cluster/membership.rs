@@ -13,7 +13,7 @@ use conch_store::{LifelinesSeen, NodeRow};
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 
-use super::{due, within};
+use super::{due, news, within};
 use crate::events::{Event, WhyDead};
 use crate::link::{Link, LinkError};
 use crate::node::Node;
@@ -101,6 +101,9 @@ impl Observer {
         let asked_at = self.node.seams.now();
         match within(&self.node.seams, LOOK_TIME, self.node.store.nodes()).await? {
             Ok(rows) => {
+                for event in news::between(&self.node.nodes.view(), &rows, self.node.me) {
+                    self.node.events.record(event);
+                }
                 self.node.nodes.set(rows.clone(), asked_at);
                 Some(rows)
             }

@@ -4,7 +4,10 @@ pub mod claims;
 mod due;
 pub mod heartbeat;
 pub mod membership;
+mod news;
 pub mod nodes;
+#[cfg(test)]
+mod starved_tests;
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::ids::Incarnation;
+use conch_core::ids::{Incarnation, Region};
 use conch_core::time::Monotonic;
 use conch_store::NodeRow;
 use tokio::sync::watch;
@@ -74,12 +74,13 @@ impl Nodes {
         others.map(|other| Peer { incarnation: other.incarnation, addr: other.addr.clone() }).collect()
     }
 
-    /// The live nodes but `me` that take conversations.
+    /// The live nodes but `me` that take conversations, and where each runs.
     #[must_use]
-    pub fn takers(&self, me: Incarnation, now: Monotonic) -> Vec<Incarnation> {
+    pub fn takers(&self, me: Incarnation, now: Monotonic) -> Vec<(Incarnation, Region)> {
         let view = self.view();
-        let takers = view.live(now).filter(|row| !row.draining).map(|row| row.registration.incarnation);
-        takers.filter(|other| *other != me).collect()
+        let takers = view.live(now).filter(|row| !row.draining).map(|row| &row.registration);
+        let others = takers.filter(|other| other.incarnation != me);
+        others.map(|other| (other.incarnation, other.region.clone())).collect()
     }
 
     /// Replaces the view. Membership's alone.
@@ -115,7 +116,8 @@ mod tests {
         assert_eq!(peers(1_400), ["b:1", "c:1"]);
         assert_eq!(peers(1_500), ["c:1"], "the lease of b ran out since");
         assert_eq!(peers(1_900), Vec::<String>::new());
-        assert_eq!(nodes.takers(Incarnation(1), at(1_400)), [Incarnation(2), Incarnation(4)]);
+        let takers: Vec<_> = nodes.takers(Incarnation(1), at(1_400)).into_iter().map(|(who, _)| who).collect();
+        assert_eq!(takers, [Incarnation(2), Incarnation(4)]);
         assert_eq!(nodes.view().age(at(1_250)), Some(Duration::from_millis(250)));
         assert_eq!(nodes.view().left_ms(&row(2, "b:1", 500), at(1_600)), -100);
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use conch_core::body;
 use conch_core::ids::{AgentName, NodeName, Region};
 use conch_core::lease::LeaseTiming;
+use conch_core::wire::link::FRAME_MAX_BYTES;
 
 use super::field::Allowed::{Range, Text};
 use super::field::section;
@@ -54,6 +55,8 @@ section! {
         limits: Limits;
         /// When an idle conversation leaves memory and its lease.
         hibernation: Hibernation;
+        /// How fast nodes even out what they own.
+        rebalance: Rebalance;
         /// How numbers are reserved.
         sequencer: Sequencer;
         /// How records reach many sockets.
@@ -150,6 +153,8 @@ section! {
         append_bytes: usize = 4 * MIB, Range(4096, 256 * 1024 * 1024);
         /// Conversations in one commit.
         commit_batches: usize = 512, Range(1, 100_000);
+        /// Commits under way at once.
+        commits: usize = 2, Range(1, 64);
         /// Conversations that may wait for the commit. At least limits.commit_batches.
         commit_queue: usize = 1_024, Range(1, 1_000_000);
         /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
@@ -215,11 +220,24 @@ section! {
 }
 
 section! {
+    /// How nodes hand idle conversations to each other, so that all own about as many and each is owned at its home. The same
+    /// on all nodes.
+    Rebalance, "rebalance." {
+        /// Conversations a second that this node hands over, and likewise takes, at most; 0: it does neither, and the others leave it out.
+        per_s: u32 = 20, Range(0, 10_000);
+        /// Milliseconds between two looks at what all own; with per_s above 0, at least one conversation a look. The same on all nodes.
+        interval_ms: u64 = 1_000, Range(50, 10 * MINUTE_MS);
+        /// Milliseconds without a message or event after which a conversation without a running turn may be handed over.
+        idle_ms: u64 = 5_000, Range(100, HOUR_MS);
+    }
+}
+
+section! {
     /// How sequence numbers are reserved.
     Sequencer, "sequencer." {
         /// Numbers reserved at once.
         block: u64 = 1_000, Range(1, 1_000_000);
-        /// Numbers that an unclean takeover skips. At least sequencer.block.
+        /// Numbers that an unclean takeover skips. At least sequencer.block; the same on all nodes.
         gap: u64 = 1_000, Range(1, 1_000_000);
     }
 }
@@ -281,7 +299,7 @@ section! {
         /// The authority of all nodes' certificates in PEM. Other nodes must show one of its certificates.
         tls_ca: Option<PathBuf> = None, Text("a path");
         /// Bytes of one frame between nodes. At least twice limits.frame_bytes.
-        frame_bytes: usize = 4 * MIB, Range(2 * 1024 * 1024, 64 * 1024 * 1024);
+        frame_bytes: usize = 4 * MIB, Range(2 * 1024 * 1024, FRAME_MAX_BYTES as u64);
         /// Requests to one node that wait for their answer, and from one that are answered at once; over it they are not asked.
         requests: usize = 4_096, Range(1, 1_000_000);
         /// Conversations followed at one node, and by one; over it a follow is refused with a directive.
@@ -346,6 +364,7 @@ pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
         LeaseConfig::FIELDS,
         Limits::FIELDS,
         Hibernation::FIELDS,
+        Rebalance::FIELDS,
         Sequencer::FIELDS,
         Fanout::FIELDS,
         Rate::FIELDS,
@@ -366,6 +385,7 @@ impl Config {
             self.lease.numbers(),
             self.limits.numbers(),
             self.hibernation.numbers(),
+            self.rebalance.numbers(),
             self.sequencer.numbers(),
             self.fanout.numbers(),
             self.rate.numbers(),

@@ -1,27 +1,29 @@
-//! The nodes, what happened to ownership lately, and asking a node to drain: for operators, who hold `admin` on everything.
+//! The nodes, and asking one to drain: for operators, who hold `admin` on everything. What the nodes own and what happened on
+//! them is in [`survey`].
 //!
-//! Deliberately absent: a read of the store for what is shown, which is this node's view, with its age. A drain is a mark on
-//! the node's row, so that it needs no link to that node and is not lost when this one goes away.
+//! Deliberately absent: a read of the store for what is shown, which is this node's view, with its age, and what the others say
+//! over the link. A drain is a mark on the node's row, so that it needs no link to that node and is not lost when this one goes
+//! away.
+
+pub(super) mod survey;
+
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use conch_core::ids::{ConvKey, ConversationId, Incarnation, InvalidId, NodeName, Region};
+use conch_core::ids::{Incarnation, InvalidId, NodeName, Region};
 use conch_core::refusal::{Code, Refusal};
 use conch_store::NodeRow;
 use http::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::errors::HttpError;
-use super::input::{Path, Query};
-use super::operations::page_limit;
+use super::input::Path;
 use super::{Caller, Gateway};
 use crate::auth::grants::{Permission, Principal};
 use crate::events::as_text;
 use crate::owner::store_refusal;
-use crate::router::Owned;
-
-/// Most events of one answer.
-const EVENTS_PAGE: usize = 256;
+use crate::router::survey::Reach;
 
 #[derive(Serialize)]
 struct NodeJson<'a> {
@@ -33,9 +35,14 @@ struct NodeJson<'a> {
     beat: u64,
     draining: bool,
     expires_in_ms: i64,
-    /// Only of the node that answers: others are not asked.
+    /// Absent where the node did not say.
     #[serde(skip_serializing_if = "Option::is_none")]
-    owned: Option<usize>,
+    owned: Option<u64>,
+    /// How the answering node reaches it.
+    link: Reach,
+    /// Why it did not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    link_error: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -46,6 +53,8 @@ struct NodesJson<'a> {
     age_ms: Option<u64>,
     /// The view is older than a lease, so it says nothing of who is alive.
     stale: bool,
+    /// How long a lease lasts from its renewal.
+    lease_ms: u64,
     nodes: Vec<NodeJson<'a>>,
 }
 
@@ -60,9 +69,11 @@ fn require_operator(principal: &Principal) -> Result<(), Refusal> {
 pub(super) async fn list(State(gateway): State<Gateway>, Caller(principal): Caller) -> Result<Response, HttpError> {
     require_operator(&principal)?;
     let node = gateway.node();
+    let told = gateway.router().survey_counts().await;
     let (view, now) = (node.nodes.view(), node.seams.now());
     let nodes = view.rows.iter().map(|row| {
         let NodeRow { registration, beat, draining, .. } = row;
+        let told = told.iter().find(|told| told.incarnation == registration.incarnation);
         NodeJson {
             name: &registration.node,
             incarnation: registration.incarnation,
@@ -71,63 +82,22 @@ pub(super) async fn list(State(gateway): State<Gateway>, Caller(principal): Call
             beat: *beat,
             draining: *draining,
             expires_in_ms: view.left_ms(row, now),
-            owned: (registration.incarnation == node.me).then(|| gateway.router().owned()),
+            owned: told.and_then(|told| told.said.as_ref().ok().copied()),
+            // One that came while the others were asked.
+            link: told.map_or(Reach::NotAsked, |told| told.reach),
+            link_error: told.and_then(|told| told.said.as_ref().err().map(String::as_str)),
         }
     });
     let age = view.age(now);
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let json = NodesJson {
         answered_by: node.me,
-        age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        age_ms: age.map(millis),
         stale: age.is_none_or(|age| age > node.timing.ttl),
+        lease_ms: millis(node.timing.ttl),
         nodes: nodes.collect(),
     };
     Ok(axum::Json(json).into_response())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct EventsQuery {
-    after: Option<u64>,
-}
-
-/// `GET /v1/nodes/events`.
-pub(super) async fn events(
-    State(gateway): State<Gateway>,
-    Caller(principal): Caller,
-    Query(query): Query<EventsQuery>,
-) -> Result<Response, HttpError> {
-    require_operator(&principal)?;
-    let page = gateway.node().events.after(query.after.unwrap_or(0), EVENTS_PAGE);
-    Ok(axum::Json(page).into_response())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct OwnedQuery {
-    after: Option<ConversationId>,
-    limit: Option<usize>,
-}
-
-#[derive(Serialize)]
-struct OwnedJson {
-    #[serde(serialize_with = "as_text")]
-    answered_by: Incarnation,
-    owned: Vec<Owned>,
-    more: bool,
-}
-
-/// `GET /v1/nodes/owned`: of the answering node alone, in an order that is none of people's.
-pub(super) async fn owned(
-    State(gateway): State<Gateway>,
-    Caller(principal): Caller,
-    Query(query): Query<OwnedQuery>,
-) -> Result<Response, HttpError> {
-    require_operator(&principal)?;
-    let limits = gateway.limits();
-    let limit = page_limit(query.limit, limits.history_default, limits.history_limit)?;
-    let after = query.after.as_ref().map(ConvKey::of);
-    let (owned, more) = gateway.router().owned_after(after, limit);
-    Ok(axum::Json(OwnedJson { answered_by: gateway.node().me, owned, more }).into_response())
 }
 
 #[derive(Serialize)]
@@ -180,7 +150,6 @@ mod tests {
     use crate::auth::grants::{Grant, RateLimit};
     use crate::auth::token::Mint;
     use crate::config::Config;
-    use crate::events::Event;
     use crate::testing;
 
     fn token(gateway: &Gateway, glob: Glob, can: Vec<Permission>) -> String {
@@ -195,7 +164,12 @@ mod tests {
         gateway.shared.key.mint(&mint, now).expect("a good token")
     }
 
-    async fn get(gateway: &Gateway, path: &str, token: &str) -> (StatusCode, Value) {
+    /// A token for everything.
+    pub(super) fn operator(gateway: &Gateway) -> String {
+        token(gateway, Glob::any(), vec![Permission::Admin])
+    }
+
+    pub(super) async fn get(gateway: &Gateway, path: &str, token: &str) -> (StatusCode, Value) {
         call(gateway, Method::GET, path, token).await
     }
 
@@ -231,7 +205,7 @@ mod tests {
     #[tokio::test]
     async fn a_drain_marks_the_row_of_the_named_node_alone() {
         let gateway = testing::gateway(&Config::default());
-        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
+        let operator = operator(&gateway);
         let reader = token(&gateway, Glob::any(), vec![Permission::Read]);
         let node = gateway.node();
         for (number, name) in [(1, "a"), (2, "b")] {
@@ -262,38 +236,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_node_owns_is_shown_page_by_page() {
-        let gateway = testing::gateway(&Config::default());
-        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
-        let node = gateway.node();
-        let _lease = crate::cluster::heartbeat::start(node, String::new()).await.expect("registers");
-        let names = ["a", "b", "c"];
-        for name in names {
-            let conversation = testing::channel(node, name).await;
-            gateway.router().append(&conversation, vec![testing::message("m")]).await.expect("written");
-        }
-        let mut seen = Vec::new();
-        let mut path = "/v1/nodes/owned?limit=2".to_owned();
-        loop {
-            let (status, page) = get(&gateway, &path, &operator).await;
-            assert_eq!((status, &page["answered_by"]), (StatusCode::OK, &json!(node.me.to_string())));
-            let owned = page["owned"].as_array().expect("a list").clone();
-            assert!(owned.iter().all(|one| one["epoch"].is_u64() && one["state"] == "active"), "{page}");
-            seen.extend(owned.iter().map(|one| one["conversation"].as_str().expect("an id").to_owned()));
-            if page["more"] == false {
-                break;
-            }
-            assert_eq!(owned.len(), 2);
-            path = format!("/v1/nodes/owned?limit=2&after={}", seen.last().expect("two"));
-        }
-        seen.sort_unstable();
-        assert_eq!(seen, names);
-    }
-
-    #[tokio::test]
     async fn nodes_are_shown_with_the_age_of_the_view() {
         let gateway = testing::gateway(&Config::default());
-        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
+        let operator = operator(&gateway);
         let (status, none) = get(&gateway, "/v1/nodes", &operator).await;
         let expected = (StatusCode::OK, Value::Null, json!(true), json!([]));
         assert_eq!((status, none["age_ms"].clone(), none["stale"].clone(), none["nodes"].clone()), expected);
@@ -317,6 +262,8 @@ mod tests {
         assert_eq!((&shown["stale"], &shown["answered_by"]), (&json!(false), &json!(node.me.to_string())));
         let [a, b] = &shown["nodes"].as_array().expect("nodes")[..] else { panic!("{shown}") };
         assert_eq!((&a["name"], &a["owned"], &a["draining"]), (&json!("a"), &json!(0), &json!(false)));
+        assert_eq!((&a["link"], &b["link"]), (&json!("here"), &json!("unreachable")), "this gateway has no link");
+        assert!(b["link_error"].as_str().expect("why").contains("no link") && a["link_error"].is_null());
         assert_eq!((&b["incarnation"], &b["beat"]), (&json!("00000000-0000-0000-0000-000000000007"), &json!(3)));
         assert!(
             b["owned"].is_null() && b["draining"] == true && b["expires_in_ms"].as_i64().expect("a number") <= 9_000
@@ -325,19 +272,5 @@ mod tests {
         node.nodes.set(vec![row(node.me, "a")], Monotonic(0));
         let (_, old) = get(&gateway, "/v1/nodes", &operator).await;
         assert_eq!(old["stale"], now.since(Monotonic(0)) > node.timing.ttl);
-    }
-
-    #[tokio::test]
-    async fn events_come_after_the_last_one_that_the_caller_has() {
-        let gateway = testing::gateway(&Config::default());
-        let operator = token(&gateway, Glob::any(), vec![Permission::Admin]);
-        gateway.node().events.record(Event::LifelineLost);
-        gateway.node().events.record(Event::LeaseLost);
-        let (status, page) = get(&gateway, "/v1/nodes/events?after=1", &operator).await;
-        assert_eq!((status, &page["latest"], &page["missed"]), (StatusCode::OK, &json!(2), &json!(false)));
-        assert_eq!(page["events"].as_array().expect("events").len(), 1);
-        assert_eq!(page["events"][0]["kind"], "lease_lost");
-        let (status, problem) = get(&gateway, "/v1/nodes/events?since=1", &operator).await;
-        assert!(status.is_client_error() && problem["detail"].as_str().expect("text").contains("since"), "{problem}");
     }
 }

@@ -82,8 +82,16 @@ struct Waiting {
 /// What is known of the followed log.
 struct Position {
     address: Address,
+    /// The highest one seen.
     epoch: Epoch,
     seq: Seq,
+}
+
+/// The owner's stream.
+struct Stream {
+    /// Of its reign.
+    epoch: Epoch,
+    frames: mpsc::Receiver<FollowFrame>,
 }
 
 struct Hub {
@@ -92,7 +100,7 @@ struct Hub {
     conversation: ConvRef,
     handle: HubHandle,
     inbox: mpsc::Receiver<Command>,
-    follow: Option<mpsc::Receiver<FollowFrame>>,
+    follow: Option<Stream>,
     /// The way back to the owner.
     reports: Option<Reports>,
     seeking: Option<BoxFuture<'static, Result<Follow, Refusal>>>,
@@ -181,7 +189,7 @@ impl Hub {
     async fn wake(&mut self) -> Wake {
         let frame = async {
             match &mut self.follow {
-                Some(frames) => frames.recv().await,
+                Some(stream) => stream.frames.recv().await,
                 None => std::future::pending().await,
             }
         };

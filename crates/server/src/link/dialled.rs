@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use conch_core::ids::ConversationId;
 use conch_core::refusal::Refusal;
-use conch_core::wire::link::{FollowerReport, Frame, Known, Notice, Opened, Request, RequestId, Response, StreamId};
+use conch_core::wire::link::{
+    Features, FollowerReport, Frame, Known, Notice, Opened, Request, RequestId, Response, StreamId,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -51,6 +53,8 @@ struct Table {
 /// See the module.
 pub(super) struct Dialled {
     settings: Arc<LinkSettings>,
+    /// What the peer can.
+    features: Features,
     outbox: Outbox,
     table: Mutex<Table>,
 }
@@ -64,7 +68,8 @@ impl Dialled {
     ) -> Arc<Self> {
         let limits = &settings.limits;
         let outbox = Outbox::new(limits.queue_bytes, limits.frame_bytes);
-        let this = Arc::new(Self { settings: Arc::clone(settings), outbox, table: Mutex::default() });
+        let features = met.peer.features;
+        let this = Arc::new(Self { settings: Arc::clone(settings), features, outbox, table: Mutex::default() });
         let running = Arc::clone(&this);
         settings.metrics.link_connections.inc();
         settings.seams.spawn("link-dialled", async move {
@@ -226,6 +231,9 @@ impl Dialled {
 
     /// Asks and waits for the answer.
     pub(super) async fn ask(self: &Arc<Self>, ask: Request, within: Duration) -> Outcome {
+        if !self.features.have(ask.needs()) {
+            return Err(LinkError::Unreachable("its version does not know this request".to_owned()));
+        }
         let (request, answer) = {
             let mut table = self.table();
             self.check(&table)?;

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use conch_core::wire::link::FEATURES;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -57,6 +58,7 @@ impl LinkPort {
             incarnation: node.me,
             node: node.name.clone(),
             cluster,
+            features: FEATURES,
             key: config.link_key(key),
             tls: config.link_tls_files().map(LinkTls::load).transpose()?,
             limits: config.link_limits(),

@@ -10,6 +10,7 @@ use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::refusal::{Code, Refusal};
 
 use super::{Notice, Request, Response, Service};
+use crate::events::Event;
 use crate::hub::Hubs;
 use crate::node::Node;
 use crate::owner::Follow;
@@ -35,13 +36,13 @@ pub struct NodeService {
 
 #[async_trait]
 impl Service for NodeService {
-    async fn answer(&self, _from: Incarnation, request: Request) -> Response {
+    async fn answer(&self, from: Incarnation, request: Request) -> Response {
         match request {
             Request::Append { conversation, drafts, hops } => {
                 let conversation = conversation.into();
                 Response::Appended(self.router.append_within(&conversation, drafts, hops, ON_BEHALF).await)
             }
-            Request::ReadAgain { conversation } => {
+            Request::ReadAgain { conversation } | Request::SetAgent { conversation, .. } => {
                 self.router.read_again_here(&conversation.into()).await;
                 Response::Heard
             }
@@ -49,7 +50,12 @@ impl Service for NodeService {
                 Response::Appended(self.router.turn_within(&conversation.into(), ask, hops, ON_BEHALF).await)
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
+            Request::Share { conversations, level } => {
+                Response::Takes(self.router.takes_share(from, conversations, level))
+            }
             Request::HandOff(handed) => {
+                let (conversation, epoch) = (handed.conversation.clone(), handed.epoch);
+                self.node.events.record(Event::Received { conversation, epoch, from });
                 self.router.adopt(handed).await;
                 Response::Heard
             }
@@ -63,6 +69,8 @@ impl Service for NodeService {
                 let connected = present.as_ref().map(|present| u32::try_from(present.connected).unwrap_or(u32::MAX));
                 Response::Sessions { connected, presence: present.map(|present| present.json) }
             }
+            Request::Owned(query) => Response::Owned(self.router.owned_page(&query)),
+            Request::Events { after, limit } => Response::Events(self.node.events.page(after, limit)),
         }
     }
 
@@ -70,7 +78,7 @@ impl Service for NodeService {
         self.router.follow_here(&conversation.clone().into()).await
     }
 
-    fn notice(&self, _from: Incarnation, notice: Notice) {
+    fn notice(&self, from: Incarnation, notice: Notice) {
         match notice {
             Notice::Published { conversation, .. } => self.people.published(&conversation.into()),
             Notice::MemberAdded { conversation, sub } => {
@@ -86,6 +94,7 @@ impl Service for NodeService {
             }
             Notice::ConversationChanged { conversation } => self.people.changed(&conversation.into()),
             Notice::CursorMoved { conversation, sub } => self.people.changed_for(&conversation.into(), &sub),
+            Notice::Load { owned } => self.router.heard_load(from, owned),
         }
     }
 }

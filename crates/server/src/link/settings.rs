@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use aws_lc_rs::hmac;
 use conch_core::ids::{Incarnation, NodeName};
-use conch_core::wire::link::{Hello, PROOF_BYTES, Proof, Side, VERSION, transcript};
+use conch_core::wire::link::{Features, Hello, PROOF_BYTES, Proof, Side, VERSION, transcript};
 
 use super::tls::LinkTls;
 use crate::auth::secret::{HIDDEN, Secret};
@@ -104,6 +104,8 @@ pub struct LinkSettings {
     pub node: NodeName,
     /// The cluster's name, 1 to 128 bytes; nodes of another one are refused.
     pub cluster: String,
+    /// What this node says that it can.
+    pub features: Features,
     /// What the nodes share.
     pub key: LinkKey,
     /// With it, connections are TLS and both sides show a certificate.
@@ -125,7 +127,7 @@ impl LinkSettings {
         }
         Hello {
             version: VERSION,
-            features: 0,
+            features: self.features,
             cluster: self.cluster.clone(),
             incarnation: self.incarnation,
             node: self.node.clone(),

@@ -1,7 +1,7 @@
 //! [`Link`] over TCP: one connection to each peer that is asked, made on demand and shared by all who ask.
 //!
 //! Invariants: one dial to a peer at a time, and after a failed one none before its back-off; what is asked meanwhile fails
-//! at once with what failed. Whoever answers at an address with another incarnation is asked nothing.
+//! at once with what failed. A connection that its peer ends at once counts as a failed dial. Whoever answers at an address with another incarnation is asked nothing.
 //!
 //! Deliberately absent: any retry of a request.
 
@@ -46,7 +46,12 @@ enum State {
         waiting: Vec<oneshot::Sender<Answer>>,
         notices: VecDeque<Notice>,
     },
-    Up(Arc<Dialled>),
+    Up {
+        connection: Arc<Dialled>,
+        /// Failures in a row before it.
+        failures: u32,
+        since: Monotonic,
+    },
 }
 
 struct Shared {
@@ -85,7 +90,7 @@ impl TcpLink {
         drop(peers);
         for state in states.into_values() {
             match state {
-                State::Up(connection) => connection.stop(),
+                State::Up { connection, .. } => connection.stop(),
                 State::Dialling { waiting, .. } => fail(waiting, &stopped()),
                 State::Idle { .. } => {}
             }
@@ -136,7 +141,7 @@ impl Shared {
         let mut peers = self.peers();
         self.dial_if_needed(&mut peers, peer)?;
         match peers.by_name.get_mut(peer) {
-            Some(State::Up(connection)) => Ok(Found::Up(Arc::clone(connection))),
+            Some(State::Up { connection, .. }) => Ok(Found::Up(Arc::clone(connection))),
             Some(State::Dialling { waiting, .. }) => {
                 if waiting.len() >= self.settings.limits.requests {
                     self.settings.metrics.limit_hit(Queue::LinkRequests);
@@ -156,13 +161,13 @@ impl Shared {
             return Err(stopped());
         }
         let failures = match peers.by_name.get(peer) {
-            Some(State::Up(connection)) if connection.is_open() => return Ok(()),
+            Some(State::Up { connection, .. }) if connection.is_open() => return Ok(()),
             Some(State::Dialling { .. }) => return Ok(()),
             Some(State::Idle { after: Some((after, error)), .. }) if self.settings.seams.now() < *after => {
                 return Err(error.clone());
             }
             Some(State::Idle { failures, .. }) => *failures,
-            Some(State::Up(_)) => 0,
+            Some(State::Up { .. }) => 0,
             None => {
                 self.make_room(peers)?;
                 0
@@ -184,7 +189,7 @@ impl Shared {
         let now = self.settings.seams.now();
         peers.by_name.retain(|_, state| match state {
             State::Idle { after, .. } => after.as_ref().is_some_and(|(after, _)| now < *after),
-            State::Dialling { .. } | State::Up(_) => true,
+            State::Dialling { .. } | State::Up { .. } => true,
         });
         if peers.by_name.len() < PEERS_MAX {
             return Ok(());
@@ -207,15 +212,17 @@ impl Shared {
         match met {
             Ok(met) => {
                 let (this, of) = (Arc::downgrade(&self), peer.clone());
-                let connection = Dialled::start(&self.settings, met, move |_| {
+                let connection = Dialled::start(&self.settings, met, move |why| {
                     if let Some(this) = this.upgrade() {
-                        this.ended(&of);
+                        this.ended(&of, why);
                     }
                 });
                 for notice in &notices {
                     connection.tell(notice);
                 }
-                peers.by_name.insert(peer, State::Up(Arc::clone(&connection)));
+                let since = self.settings.seams.now();
+                let up = State::Up { connection: Arc::clone(&connection), failures, since };
+                peers.by_name.insert(peer, up);
                 drop(peers);
                 for waiting in waiting {
                     let _ = waiting.send(Ok(Arc::clone(&connection)));
@@ -227,21 +234,33 @@ impl Shared {
                     tracing::warn!(incarnation = %peer.incarnation, addr = peer.addr, %error, "a peer was not reached");
                 }
                 self.settings.metrics.link_dropped.inc_by(notices.len() as u64);
-                let wait = BACK_OFF_MOST.min(BACK_OFF_LEAST * 2_u32.saturating_pow(failures.min(16)));
-                let after = self.settings.seams.now() + wait / 2 + self.settings.seams.jitter(wait / 2);
-                let failures = failures.saturating_add(1);
-                peers.by_name.insert(peer, State::Idle { failures, after: Some((after, error.clone())) });
+                peers.by_name.insert(peer, self.backing_off(failures, error.clone()));
                 drop(peers);
                 fail(waiting, &error);
             }
         }
     }
 
-    /// A connection is over: the next request dials.
-    fn ended(&self, peer: &Peer) {
+    /// After one more failure.
+    fn backing_off(&self, failures: u32, error: LinkError) -> State {
+        let wait = BACK_OFF_MOST.min(BACK_OFF_LEAST * 2_u32.saturating_pow(failures.min(16)));
+        let after = self.settings.seams.now() + wait / 2 + self.settings.seams.jitter(wait / 2);
+        State::Idle { failures: failures.saturating_add(1), after: Some((after, error)) }
+    }
+
+    /// A connection is over: the next request dials, unless the peer ended it as soon as it was made, which is a failure like
+    /// another.
+    fn ended(&self, peer: &Peer, why: &str) {
         let mut peers = self.peers();
-        if let Some(state @ State::Up(_)) = peers.by_name.get_mut(peer) {
-            *state = State::Idle { failures: 0, after: None };
+        if let Some(state @ State::Up { .. }) = peers.by_name.get_mut(peer)
+            && let State::Up { failures, since, .. } = *state
+        {
+            let lived = self.settings.seams.now().since(since);
+            *state = if lived < BACK_OFF_MOST {
+                self.backing_off(failures, LinkError::Unreachable(why.to_owned()))
+            } else {
+                State::Idle { failures: 0, after: None }
+            };
         }
     }
 }
@@ -286,7 +305,7 @@ impl Link for TcpLink {
         for peer in peers {
             let found = self.0.dial_if_needed(&mut known, peer).ok().and_then(|()| known.by_name.get_mut(peer));
             match found {
-                Some(State::Up(connection)) => connection.tell(notice),
+                Some(State::Up { connection, .. }) => connection.tell(notice),
                 Some(State::Dialling { notices, .. }) if notices.len() < NOTICES_MAX => {
                     notices.push_back(notice.clone());
                 }

@@ -1,15 +1,15 @@
 //! Group commit: batches of many conversations, one fenced write.
 //!
-//! While one write is under way the batches of other conversations gather behind it and go together in the next, so the
-//! price of a sync is shared by everybody who waits for it. Each owner has at most one batch here (the sequencer sees to
-//! that), so the order within a conversation needs no care.
+//! While as many writes are under way as may be, the batches of other conversations gather behind them and go together in
+//! the next, so the price of a sync is shared by everybody who waits for it. Each owner has at most one batch here (the
+//! sequencer sees to that), so the order within a conversation needs no care, whichever write ends first.
 //!
 //! Deliberately absent: any judgement of an outcome; each owner gets its own and decides.
 
 use std::sync::Arc;
 
 use conch_store::{AppendOutcome, Batch, StoreError};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::node::Node;
 
@@ -28,31 +28,44 @@ pub type Committer = mpsc::Sender<Submission>;
 #[must_use]
 pub fn start(node: &Arc<Node>) -> Committer {
     let (submit, submissions) = mpsc::channel(node.limits.commit_queue);
-    node.seams.spawn("group commit", run(Arc::clone(node), submissions));
+    node.seams.spawn("gathering of commits", run(Arc::clone(node), submissions));
     submit
 }
 
 async fn run(node: Arc<Node>, mut submissions: mpsc::Receiver<Submission>) {
+    let calls = Arc::new(Semaphore::new(node.limits.commits));
     let mut gathered = Vec::new();
-    while submissions.recv_many(&mut gathered, node.limits.commit_batches).await > 0 {
-        node.metrics.commit_queue.set(count(gathered.len() + submissions.len()));
-        let (batches, answers): (Vec<_>, Vec<_>) =
-            gathered.drain(..).map(|submission| (submission.batch, submission.answer)).unzip();
-        let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
-        let started = node.seams.now();
-        let outcomes = node.store.append(node.me, batches).await;
-        node.metrics.committed(records, node.seams.now().since(started));
-        match outcomes {
-            Ok(outcomes) => {
-                debug_assert_eq!(outcomes.len(), answers.len(), "one outcome a batch");
-                for (answer, outcome) in answers.into_iter().zip(outcomes) {
-                    // An owner that is gone needs no answer.
-                    let _ = answer.send(outcome);
-                }
-            }
-            Err(error) => fail_all(answers, &error),
+    loop {
+        // First the permit, then the batches: while all calls are under way, those of other conversations gather.
+        let permit = Arc::clone(&calls).acquire_owned().await.expect("the semaphore is never closed");
+        if submissions.recv_many(&mut gathered, node.limits.commit_batches).await == 0 {
+            return;
         }
-        node.metrics.commit_queue.set(count(submissions.len()));
+        node.seams.spawn("group commit", commit(Arc::clone(&node), std::mem::take(&mut gathered), permit));
+    }
+}
+
+/// One call of the store. It runs to its end, whoever still waits.
+async fn commit(node: Arc<Node>, submissions: Vec<Submission>, permit: OwnedSemaphorePermit) {
+    let (batches, answers): (Vec<_>, Vec<_>) =
+        submissions.into_iter().map(|submission| (submission.batch, submission.answer)).unzip();
+    let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
+    let conversations = count(batches.len());
+    node.metrics.commit_queue.inc_by(conversations);
+    let started = node.seams.now();
+    let outcomes = node.store.append(node.me, batches).await;
+    drop(permit);
+    node.metrics.committed(records, node.seams.now().since(started));
+    node.metrics.commit_queue.dec_by(conversations);
+    match outcomes {
+        Ok(outcomes) => {
+            debug_assert_eq!(outcomes.len(), answers.len(), "one outcome a batch");
+            for (answer, outcome) in answers.into_iter().zip(outcomes) {
+                // An owner that is gone needs no answer.
+                let _ = answer.send(outcome);
+            }
+        }
+        Err(error) => fail_all(answers, &error),
     }
 }
 

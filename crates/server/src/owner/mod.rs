@@ -29,7 +29,7 @@ use conch_core::turn::Gone;
 use conch_core::turn::cancel::TurnAsk;
 use conch_core::turn::live::LiveEvent;
 use conch_store::{Armed, ConversationInfo};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::bounded;
 use crate::link::Handed;
@@ -102,6 +102,8 @@ pub(crate) struct Tenure {
     pub settings: Settings,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
+    /// Where it is preferred to be owned.
+    pub home: Region,
 }
 
 impl Tenure {
@@ -114,8 +116,8 @@ impl Tenure {
             reserved_to: Seq(armed.first_seq.0 - 1),
         };
         let (kind, agent, regions) = (info.kind, info.agent.clone(), info.regions.as_slice().into());
-        let settings = info.settings.clone();
-        Self { conversation, reign, generation: armed.generation, log, kind, agent, settings, regions }
+        let (settings, home) = (info.settings.clone(), info.home.clone());
+        Self { conversation, reign, generation: armed.generation, log, kind, agent, settings, regions, home }
     }
 
     /// What its next owner is told, who holds it as `armed`.
@@ -146,10 +148,15 @@ pub(crate) enum End {
 pub(crate) struct Facts {
     pub conversation: ConvRef,
     pub epoch: Epoch,
+    pub kind: ConversationKind,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
+    /// Where it is preferred to be owned.
+    pub home: Region,
     /// When its loop last came round, in the clock's nanoseconds.
     pub last_round: AtomicU64,
+    /// When something was last written, or the reign began; likewise.
+    pub last_write: AtomicU64,
     /// Its lease was given up over its head: it ends when it comes round again, and its follow streams with it (F6).
     pub deposed: AtomicBool,
 }
@@ -172,6 +179,11 @@ impl OwnerHandle {
     /// When its loop last came round.
     pub(crate) fn last_round(&self) -> Monotonic {
         Monotonic(self.facts.last_round.load(Ordering::Relaxed))
+    }
+
+    /// When something was last written, or the reign began.
+    pub(crate) fn last_write(&self) -> Monotonic {
+        Monotonic(self.facts.last_write.load(Ordering::Relaxed))
     }
 
     /// Its lease is gone; the task is told for when it goes on.
@@ -287,6 +299,8 @@ pub(crate) type OnEnd = Box<dyn FnOnce(End) + Send>;
 pub(crate) struct Charge {
     pub node: Arc<crate::node::Node>,
     pub committer: commit::Committer,
+    /// Whoever changes hands holds one.
+    pub hand_overs: Arc<Semaphore>,
     pub tenure: Tenure,
     pub agents: Arc<Agents>,
     pub on_published: OnPublished,

@@ -46,8 +46,11 @@ pub(crate) fn start(charge: Charge, on_end: OnEnd) -> OwnerHandle {
     let facts = Arc::new(Facts {
         conversation: charge.tenure.conversation.clone(),
         epoch: charge.tenure.reign.epoch,
+        kind: charge.tenure.kind,
         regions: Arc::clone(&charge.tenure.regions),
+        home: charge.tenure.home.clone(),
         last_round: AtomicU64::new(charge.node.seams.now().0),
+        last_write: AtomicU64::new(charge.node.seams.now().0),
         deposed: AtomicBool::new(false),
     });
     let handle = OwnerHandle { facts, commands, metrics: Arc::clone(&charge.node.metrics) };
@@ -233,6 +236,9 @@ impl Owner {
 
     fn command(&mut self, command: Command) {
         self.last_use = self.charge.node.seams.now();
+        if matches!(command, Command::Append { .. } | Command::RunnerAppend { .. }) {
+            self.facts.last_write.store(self.last_use.0, Ordering::Relaxed);
+        }
         match command {
             Command::Append { drafts, reply } => self.append(drafts, reply),
             Command::RunnerAppend { drafts, reply } => self.runner_append(drafts, reply),

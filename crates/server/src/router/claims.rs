@@ -61,6 +61,12 @@ impl Router {
             return Ok(Settled::Ours(tenure));
         }
         let node = &self.shared.node;
+        if seeking.urgency == Urgency::Background
+            && node.rules.hold(Rule::ClaimsWaitTheirTurn)
+            && let Some(wait) = self.shared.claim_rate.still_waits(node.seams.now(), conversation.key)
+        {
+            return Err(self.not_yet(wait));
+        }
         let _permit = bounded::acquire(&self.shared.claims, &node.metrics, metrics::Queue::Claims)
             .await
             .map_err(|_| draining())?;
@@ -81,7 +87,8 @@ impl Router {
         if seeking.urgency == Urgency::Background && !node.rules.hold(Rule::FollowersClaim) {
             return Err(moved());
         }
-        self.shared.claim_rate.admit(node.seams.now(), seeking.urgency).map_err(|wait| self.not_yet(wait))?;
+        let admitted = self.shared.claim_rate.admit(node.seams.now(), conversation.key, seeking.urgency);
+        admitted.map_err(|wait| self.not_yet(wait))?;
         let claimed = self.claim_and_read(conversation, &resolution, &info).await;
         if claimed.is_err() && info.kind == ConversationKind::Session {
             // It may have been won all the same.

@@ -3,8 +3,10 @@
 //! Invariant: a conversation changes hands with nothing in flight, in one statement of the store; what its clients send
 //! meanwhile waits and is passed on. A hand-over that is lost on the way costs its receiver one claim.
 
+use conch_core::conversation::ConversationKind;
 use conch_core::ids::Region;
 use conch_core::placement::Wish;
+use conch_store::Head;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 
@@ -18,7 +20,7 @@ const ENDING: Duration = Duration::from_millis(10);
 /// How long a peer may take to answer an offer or to hear of a hand-over.
 const PEER_ANSWERS: Duration = Duration::from_secs(2);
 /// Conversations that change hands at once.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
 /// How often a peer is told of what it owns until it has heard.
 const TOLD_AT_MOST: u32 = 3;
 
@@ -27,6 +29,13 @@ struct Taker {
     peer: Peer,
     region: Region,
     room: u32,
+}
+
+/// Whether a peer knows what it was handed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Heard,
+    Unheard,
 }
 
 /// Peers that take conversations, in turn.
@@ -76,32 +85,40 @@ impl Router {
         if takers.takers.is_empty() {
             return 0;
         }
-        let sleeping = self.table().take_hibernating(most, |_| true);
-        let active = self.active_owners(most.saturating_sub(sleeping.len()));
-        let asleep: Vec<_> = sleeping.into_iter().map(|entry| (takers.take(&entry.0.regions), entry)).collect();
-        let awake: Vec<_> =
-            active.into_iter().filter_map(|owner| Some((takers.take(&owner.facts.regions)?, owner))).collect();
-        let asleep = stream::iter(asleep).map(|(peer, (tenure, settled))| async move {
+        let mut tried = 0;
+        let sleepers = self.sleepers(|_| true).take(most).map(|(tenure, settled)| {
+            tried += 1;
+            (takers.take(&tenure.regions), tenure, settled)
+        });
+        let asleep = stream::iter(sleepers).map(|(peer, tenure, settled)| async move {
             let given = self.give_sleeping(tenure, peer).await;
             drop(settled);
             given
         });
         let asleep = asleep.buffer_unordered(AT_ONCE).filter(|given| std::future::ready(*given)).count().await;
-        // An owner that waits for its turn to end keeps nobody else waiting.
+        let active = self.active_owners(most.saturating_sub(tried));
+        let awake: Vec<_> =
+            active.into_iter().filter_map(|owner| Some((takers.take(&owner.facts.regions)?, owner))).collect();
+        // An owner that waits for its turn to end keeps nobody else waiting; the store is asked for so many at once all the
+        // same (`Charge::hand_overs`).
         let at_once = if matches!(patience, Patience::Until(_)) { awake.len().max(1) } else { AT_ONCE };
-        let awake = stream::iter(awake).map(|(peer, owner)| async move {
-            let handed = owner.hand_off(peer.incarnation, patience).await;
-            match handed {
-                Some(handed) => self.tell_of(&peer, handed).await,
-                None => return false,
-            }
-            true
-        });
+        let awake = stream::iter(awake).map(|(peer, owner)| self.give_awake(owner, peer, patience));
         asleep + awake.buffer_unordered(at_once).filter(|given| std::future::ready(*given)).count().await
     }
 
+    /// With a task, which hands over by itself.
+    pub(super) async fn give_awake(&self, owner: OwnerHandle, peer: Peer, patience: Patience) -> bool {
+        let Some(handed) = owner.hand_off(peer.incarnation, patience).await else { return false };
+        let told = self.tell_of(&peer, handed).await;
+        if told == Told::Unheard && owner.facts.kind == ConversationKind::Session {
+            // Its turn must not wait for somebody who comes.
+            self.look_again(&owner.facts.conversation);
+        }
+        true
+    }
+
     /// Without a task: the store's statement is all there is. Where it is not given, the lease stays, asleep as before.
-    async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
+    pub(super) async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
         let node = &self.shared.node;
         let held = Held { conversation: tenure.conversation.key, epoch: tenure.reign.epoch, me: node.me };
         let outcome = match &peer {
@@ -130,21 +147,22 @@ impl Router {
         }
     }
 
-    async fn tell_of(&self, peer: &Peer, handed: Handed) {
+    async fn tell_of(&self, peer: &Peer, handed: Handed) -> Told {
         self.shared.node.metrics.handed_off.inc();
         let conversation = handed.conversation.clone();
         let (epoch, to) = (handed.epoch, peer.incarnation);
         self.shared.node.events.record(Event::HandedOff { conversation: conversation.clone(), epoch, to });
         for _ in 0..TOLD_AT_MOST {
             match self.shared.link.ask(peer, Request::HandOff(handed.clone()), PEER_ANSWERS).await {
-                Ok(_) => return,
-                // The store says whose it is: the peer finds it when somebody asks for it.
+                Ok(_) => return Told::Heard,
+                // The store says whose it is: the peer finds it when it is asked for it.
                 Err(error) => {
                     tracing::debug!(%conversation, peer = %peer.incarnation, %error, "a peer was not told what it owns");
                 }
             }
             self.shared.node.seams.sleep(ENDING).await;
         }
+        Told::Unheard
     }
 
     /// Takes over what a peer has handed to this incarnation.
@@ -160,6 +178,11 @@ impl Router {
             // It is ours all the same, and nobody else takes up what is due in it.
             return self.look_again(&conversation);
         };
+        // What was said long ago, to a process that stood still, may be true no more.
+        let is_mine = |head: &Head| head.owner == Some(self.shared.node.me) && head.epoch == armed.epoch;
+        if !info.head.as_ref().is_some_and(is_mine) {
+            return;
+        }
         let (settle, settled) = watch::channel(());
         {
             let mut table = self.table();
@@ -225,9 +248,11 @@ impl Router {
                 self.shared.node.seams.sleep(ENDING).await;
             }
         }
-        let hibernating = self.table().take_hibernating(usize::MAX, |_| true);
-        let released = stream::iter(&hibernating)
-            .for_each_concurrent(AT_ONCE, |(tenure, _settled)| self.release(tenure, WhyReleased::Draining));
+        let released =
+            stream::iter(self.sleepers(|_| true)).for_each_concurrent(AT_ONCE, |(tenure, settled)| async move {
+                self.release(&tenure, WhyReleased::Draining).await;
+                drop(settled);
+            });
         released.await;
     }
 

@@ -1,6 +1,9 @@
 //! What is owned, kept: owners start and end, hibernating leases go after a while, and a task that no longer answers loses
 //! what it holds.
 
+use futures_util::stream::{self, StreamExt};
+
+use super::drain::AT_ONCE;
 use super::*;
 use crate::events::{Event, WhyReleased};
 
@@ -18,6 +21,7 @@ impl Router {
         let charge = Charge {
             node: Arc::clone(&self.shared.node),
             committer: self.shared.committer.clone(),
+            hand_overs: Arc::clone(&self.shared.hand_overs),
             tenure,
             agents: Arc::clone(&self.shared.agents),
             on_published: Arc::clone(&self.shared.on_published),
@@ -62,9 +66,10 @@ impl Router {
     }
 
     /// Resolves a conversation whose reign here ended in doubt, until that says whose it is. Where the store still names this
-    /// node, nobody else would take up its due work: others see a live owner.
+    /// node, nobody else would take up its due work: others see a live owner; and the same holds for a node that was handed
+    /// the conversation and has not heard of it.
     pub(super) fn look_again(&self, conversation: &ConvRef) {
-        if !self.table().looking.insert(conversation.key) {
+        if !self.shared.node.rules.hold(Rule::DoubtLooksAgain) || !self.table().looking.insert(conversation.key) {
             return;
         }
         let (router, conversation) = (self.clone(), conversation.clone());
@@ -72,9 +77,7 @@ impl Router {
             loop {
                 let seams = &router.shared.node.seams;
                 seams.sleep(LOOK_AGAIN + seams.jitter(LOOK_AGAIN)).await;
-                let answer = router.place(&conversation, None).await;
-                let unknown = matches!(&answer, Err(refusal) if refusal.code != Code::NotFound);
-                if router.is_closed() || !unknown {
+                if router.is_settled(&conversation).await || router.is_closed() {
                     router.table().looking.remove(&conversation.key);
                     return;
                 }
@@ -82,22 +85,56 @@ impl Router {
         });
     }
 
+    /// Whether an owner is there that knows that it is one. Another node may own it and not have heard: to be followed makes it
+    /// look.
+    async fn is_settled(&self, conversation: &ConvRef) -> bool {
+        match self.place(conversation, None).await {
+            Ok(Place::Here(_)) => true,
+            Ok(Place::There(peer)) => {
+                let followed = self.shared.link.follow(&peer, &conversation.id, TRY_AT_MOST).await;
+                self.forget(conversation);
+                matches!(followed, Ok(Ok(_)))
+            }
+            Err(refusal) => refusal.code == Code::NotFound,
+        }
+    }
+
     /// Gives up the leases of conversations that hibernate for long.
     pub(super) async fn sweep(self) {
+        let this = &self;
         loop {
             self.shared.node.seams.sleep(SWEEP).await;
             let now = self.shared.node.seams.now();
             let release_after = self.shared.node.limits.release_after;
-            let due = self.table().take_hibernating(usize::MAX, |since| now.since(since) >= release_after);
-            for (tenure, settled) in due {
-                self.release(&tenure, WhyReleased::Idle).await;
-                self.drop_entry(&tenure.conversation);
+            let due = stream::iter(self.sleepers(move |since| now.since(since) >= release_after));
+            let released = due.for_each_concurrent(AT_ONCE, |(tenure, settled)| async move {
+                this.release(&tenure, WhyReleased::Idle).await;
+                this.drop_entry(&tenure.conversation);
                 drop(settled);
-            }
+            });
+            released.await;
             if self.is_closed() {
                 return;
             }
         }
+    }
+
+    /// Conversations at rest, in the order of their keys. Each is marked as being settled only when it is asked for: who
+    /// writes to one whose turn has not come waits for nobody.
+    pub(super) fn sleepers<'a>(
+        &'a self,
+        wanted: impl Fn(Monotonic) -> bool + Send + 'a,
+    ) -> Box<dyn Iterator<Item = (Tenure, watch::Sender<()>)> + Send + 'a> {
+        let mut last = None;
+        let sleepers = std::iter::from_fn(move || {
+            let taken = self.table().take_sleeper(last, &wanted)?;
+            last = Some(taken.0.conversation.key);
+            Some(taken)
+        });
+        if self.shared.node.rules.hold(Rule::SleepersGoOneByOne) {
+            return Box::new(sleepers);
+        }
+        Box::new(sleepers.collect::<Vec<_>>().into_iter())
     }
 
     pub(super) fn drop_entry(&self, conversation: &ConvRef) {
@@ -107,17 +144,7 @@ impl Router {
     }
 
     pub(super) async fn release(&self, tenure: &Tenure, why: WhyReleased) {
-        let Tenure { conversation, reign, .. } = tenure;
-        let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.shared.node.me };
-        match self.shared.node.store.release(&held, reign.first_seq).await {
-            Ok(_) => {
-                let event = Event::Released { conversation: conversation.id.clone(), epoch: reign.epoch, why };
-                self.shared.node.events.record(event);
-            }
-            Err(error) => {
-                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
-            }
-        }
+        self.shared.node.release(&tenure.conversation, &tenure.reign, why).await;
     }
 
     /// The progress watchdog: an owner whose loop has not come round for a lease loses its conversation, though its node
@@ -146,14 +173,21 @@ impl Router {
     async fn release_wedged(&self, handle: &OwnerHandle) {
         let node = &self.shared.node;
         let (conversation, epoch) = (&handle.facts.conversation, handle.epoch());
-        node.metrics.wedged_owners.inc();
         tracing::error!(conversation = %conversation.id, %epoch, "an owner makes no progress; its conversation is released");
         let held = Held { conversation: conversation.key, epoch, me: node.me };
-        if let Err(error) = node.store.release_wedged(&held, node.limits.sequencer.gap).await {
+        match node.store.release_wedged(&held, node.limits.sequencer.gap).await {
+            Ok(true) => {
+                node.metrics.wedged_owners.inc();
+                let (conversation, why) = (conversation.id.clone(), WhyReleased::Wedged);
+                node.events.record(Event::Released { conversation, epoch, why });
+            }
+            // Somebody else has it by now.
+            Ok(false) => {}
             // The entry stays, and so does the watchdog.
-            return tracing::warn!(conversation = %conversation.id, %epoch, %error, "a wedged owner was not released");
+            Err(error) => {
+                return tracing::warn!(conversation = %conversation.id, %epoch, %error, "a wedged owner was not released");
+            }
         }
-        node.events.record(Event::Released { conversation: conversation.id.clone(), epoch, why: WhyReleased::Wedged });
         handle.depose();
         self.ended(conversation, epoch, End::Gone);
     }

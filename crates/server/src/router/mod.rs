@@ -10,17 +10,21 @@
 //!
 //! Deliberately absent: opinions about who is alive ([`crate::cluster`]), and bytes on a wire ([`crate::link`]).
 
+mod balance;
 mod claims;
 mod drain;
 mod keeping;
 mod sighting;
+pub mod survey;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use conch_core::ids::{ConvKey, ConvRef, ConversationId, Epoch, Incarnation};
+use conch_core::ids::{ConvKey, ConvRef, Epoch, Incarnation};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
@@ -33,6 +37,7 @@ use tokio::sync::{Semaphore, watch};
 use self::table::{Entry, Lookup, Stage, Table};
 use crate::bounded;
 use crate::cluster::claims::{ClaimRate, Urgency};
+use crate::cluster::nodes::View;
 use crate::link::{Hops, Link, LinkError, Peer, Request, Response};
 use crate::metrics;
 use crate::node::Node;
@@ -47,6 +52,9 @@ const READ_AGAIN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long one peer may take with one try; then it is resolved anew, and whoever owns it is asked the same again.
 const TRY_AT_MOST: Duration = Duration::from_secs(1);
+
+/// How long a follower stays away at most because it was told to.
+const TOLD_AT_MOST: Duration = Duration::from_secs(1);
 
 /// What a router needs besides its node.
 pub struct Parts {
@@ -69,32 +77,13 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    /// Owners that change hands at once when their patience is over.
+    hand_overs: Arc<Semaphore>,
     claim_rate: ClaimRate,
+    balance: Mutex<balance::Balance>,
     agents: Arc<Agents>,
     on_published: OnPublished,
     link: Arc<dyn Link>,
-}
-
-/// Whether an owner has a task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rest {
-    /// It has.
-    Active,
-    /// It is owned without one.
-    Hibernating,
-}
-
-/// A conversation that this node owns, for operators.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Owned {
-    /// Which.
-    pub conversation: ConversationId,
-    /// In which reign.
-    pub epoch: Epoch,
-    /// Whether it has a task.
-    #[serde(rename = "state")]
-    pub at: Rest,
 }
 
 /// Where a conversation is owned, or should be.
@@ -129,14 +118,19 @@ impl Router {
     pub fn start(node: Arc<Node>, parts: Parts) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
+        let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
+        let hand_overs = Arc::new(Semaphore::new(few));
         let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
+        let balance = Mutex::new(balance::Balance::new(&node.limits, &node.rules));
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let shared = Shared { node, committer, table, claims, claim_rate, agents, on_published, link };
+        let shared =
+            Shared { node, committer, table, claims, hand_overs, claim_rate, balance, agents, on_published, link };
         let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
         seams.spawn("watchdog", router.clone().watch());
+        seams.spawn("evening out", router.clone().even_out());
         router
     }
 
@@ -163,31 +157,6 @@ impl Router {
     #[must_use]
     pub fn owned(&self) -> usize {
         self.table().entries.len()
-    }
-
-    /// What this node owns above a key, in the keys' order, at most `most`, and whether there is more. What is being claimed is
-    /// left out.
-    #[must_use]
-    pub fn owned_after(&self, after: Option<ConvKey>, most: usize) -> (Vec<Owned>, bool) {
-        let table = self.table();
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let owned = table.entries.range((from, Bound::Unbounded)).filter_map(|(_, entry)| match entry {
-            Entry::Active(handle) if !handle.is_gone() => Some(Owned {
-                conversation: handle.facts.conversation.id.clone(),
-                epoch: handle.epoch(),
-                at: Rest::Active,
-            }),
-            Entry::Hibernating { tenure, .. } => Some(Owned {
-                conversation: tenure.conversation.id.clone(),
-                epoch: tenure.reign.epoch,
-                at: Rest::Hibernating,
-            }),
-            Entry::Active(_) | Entry::Claiming(_) => None,
-        });
-        let mut owned: Vec<Owned> = owned.take(most.saturating_add(1)).collect();
-        let more = owned.len() > most;
-        owned.truncate(most);
-        (owned, more)
     }
 
     /// Appends through the owner, wherever it is, waiting and asking again inside the node's own bounds.
@@ -248,16 +217,16 @@ impl Router {
         call: impl Future<Output = Result<T, LinkError>>,
     ) -> Result<T, LinkError> {
         let mut views = self.shared.node.nodes.watch();
-        // A view that is older than the peer does not know it yet.
-        views.mark_unchanged();
+        let asked_at = self.shared.node.seams.now();
+        // A view that was read before may be older than the peer, and not know it yet.
+        let lacks_it = |view: &Arc<View>| {
+            view.read_at.is_some_and(|read_at| read_at >= asked_at)
+                && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+        };
         let gone = async {
-            while views.changed().await.is_ok() {
-                let view = Arc::clone(&views.borrow());
-                if view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation) {
-                    return;
-                }
+            if views.wait_for(lacks_it).await.is_err() {
+                std::future::pending::<()>().await;
             }
-            std::future::pending().await
         };
         // Dropping the call gives its answer up, which is of unknown outcome then.
         tokio::select! {
@@ -294,6 +263,11 @@ impl Router {
     /// # Errors
     /// A refusal with a directive when another node owns the conversation, or should.
     pub async fn follow_here(&self, conversation: &ConvRef) -> Result<Follow, Refusal> {
+        if !self.shared.node.rules.hold(Rule::BetterPlaceSettles)
+            && !self.table().entries.contains_key(&conversation.key)
+        {
+            return Err(moved());
+        }
         let seeking = Seeking { avoid: None, urgency: Urgency::Background };
         match self.place_for(conversation, seeking).await? {
             Place::Here(owner) => owner.follow().await,
@@ -389,9 +363,8 @@ impl Router {
         let mut wait = Duration::from_millis(10);
         let mut avoid = None;
         loop {
-            let left = give_up.since(seams.now()).min(TRY_AT_MOST);
-            let refusal = match self.place_for(conversation, Seeking { avoid, urgency }).await {
-                Ok(place) => match ask(place, left).await {
+            let refusal = match self.place_by(conversation, Seeking { avoid, urgency }, give_up).await {
+                Ok(place) => match ask(place, give_up.since(seams.now()).min(TRY_AT_MOST)).await {
                     Attempt::Answered(Ok(answer)) => return Ok(answer),
                     Attempt::Answered(Err(refusal)) => refusal,
                     Attempt::Failed(peer, error) => {
@@ -403,19 +376,37 @@ impl Router {
                 },
                 Err(refusal) => refusal,
             };
-            // A peer that is on its way out has given away what it owned; this node's own end is definite.
-            let moving = refusal.retry.is_some()
-                && (refusal.code == Code::ConversationUnavailable
-                    || (refusal.code == Code::Draining && !self.is_closed()));
+            let moving = self.is_moving(&refusal);
             if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }
-            if !moving || seams.now() + wait >= give_up {
+            let pause = (wait / 2 + seams.jitter(wait / 2)).max(self.told_to_wait(&refusal, urgency));
+            if !moving || !self.shared.node.rules.hold(Rule::MovingAsksAgain) || seams.now() + pause >= give_up {
                 return Err(refusal);
             }
-            seams.sleep(wait / 2 + seams.jitter(wait / 2)).await;
+            seams.sleep(pause).await;
             wait = (wait * 2).min(Duration::from_millis(500));
         }
+    }
+
+    /// Does a refusal say that ownership moves? A peer that is on its way out has given away what it owned; this node's own
+    /// end is definite.
+    fn is_moving(&self, refusal: &Refusal) -> bool {
+        let by_draining =
+            refusal.code == Code::Draining && self.shared.node.rules.hold(Rule::DrainingMoves) && !self.is_closed();
+        refusal.retry.is_some() && (refusal.code == Code::ConversationUnavailable || by_draining)
+    }
+
+    /// How long a refusal tells somebody whom nobody waits for to stay away, beyond what is usual.
+    fn told_to_wait(&self, refusal: &Refusal, urgency: Urgency) -> Duration {
+        let after_ms = refusal.retry.map_or(0, |retry| retry.after_ms);
+        let honoured = self.shared.node.rules.hold(Rule::ClaimsWaitTheirTurn) && urgency == Urgency::Background;
+        if !honoured || after_ms <= Retry::SOON.after_ms {
+            return Duration::ZERO;
+        }
+        // Not for longer: somebody else may own it by then.
+        let told = Duration::from_millis(after_ms).min(TOLD_AT_MOST);
+        told + self.shared.node.seams.jitter(told / 4)
     }
 
     /// Where a conversation is owned: a running task here (one is started after a claim), or another node.
@@ -423,7 +414,21 @@ impl Router {
     /// # Errors
     /// `not_found`, or a refusal with a directive.
     pub async fn place(&self, conversation: &ConvRef, avoid: Option<Incarnation>) -> Result<Place, Refusal> {
-        self.place_for(conversation, Seeking { avoid, urgency: Urgency::Waiting }).await
+        let by = self.shared.node.seams.now() + self.shared.node.limits.route_budget;
+        self.place_by(conversation, Seeking { avoid, urgency: Urgency::Waiting }, by).await
+    }
+
+    /// The same, until then.
+    async fn place_by(&self, conversation: &ConvRef, seeking: Seeking, by: Monotonic) -> Result<Place, Refusal> {
+        if !self.shared.node.rules.hold(Rule::BudgetBoundsLooking) {
+            return self.place_for(conversation, seeking).await;
+        }
+        // Both branches may be dropped: a claim goes on in its own task.
+        tokio::select! {
+            biased;
+            place = self.place_for(conversation, seeking) => place,
+            () = self.shared.node.seams.clock.sleep_until(by) => Err(moved()),
+        }
     }
 
     async fn place_for(&self, conversation: &ConvRef, seeking: Seeking) -> Result<Place, Refusal> {
@@ -436,7 +441,10 @@ impl Router {
                 Lookup::Active(handle) => return Ok(Place::Here(handle)),
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
-                Lookup::Wait(mut settled) => drop(settled.changed().await),
+                Lookup::Wait(mut settled) if self.shared.node.rules.hold(Rule::ClaimsAreShared) => {
+                    drop(settled.changed().await);
+                }
+                Lookup::Wait(_) => return self.settle(conversation, None, seeking, watch::Sender::new(())).await,
                 Lookup::Settle(settled, tenure) => return self.settle(conversation, tenure, seeking, settled).await,
             }
         }

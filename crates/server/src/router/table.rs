@@ -4,6 +4,7 @@
 //! is only a saved look-up; it goes at the first sign of trouble.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use conch_core::ids::ConvKey;
 use conch_core::time::Monotonic;
@@ -74,26 +75,24 @@ impl Table {
         Lookup::Settle(settle, tenure)
     }
 
-    /// Marks hibernating entries as being settled and hands them out.
-    pub(super) fn take_hibernating(
+    /// Marks the first hibernating entry above a key that is wanted as being settled, and hands it out.
+    pub(super) fn take_sleeper(
         &mut self,
-        most: usize,
+        above: Option<ConvKey>,
         wanted: impl Fn(Monotonic) -> bool,
-    ) -> Vec<(Tenure, watch::Sender<()>)> {
-        let mut taken = Vec::new();
-        for entry in self.entries.values_mut() {
-            if taken.len() == most {
-                break;
-            }
+    ) -> Option<(Tenure, watch::Sender<()>)> {
+        let above = above.map_or(Bound::Unbounded, Bound::Excluded);
+        for entry in self.entries.range_mut((above, Bound::Unbounded)).map(|(_, entry)| entry) {
             if let Entry::Hibernating { tenure, since } = entry
                 && wanted(*since)
             {
                 let (settle, settled) = watch::channel(());
-                taken.push((tenure.clone(), settle));
+                let taken = (tenure.clone(), settle);
                 *entry = Entry::Claiming(settled);
+                return Some(taken);
             }
         }
-        taken
+        None
     }
 
     /// Remembers an owner elsewhere, at most `limit` of them; `spread` (random) says which one is forgotten for it.

@@ -14,4 +14,5 @@ mod messages;
 mod operations;
 mod phoenix;
 mod sockets;
+mod survey;
 mod turns;

@@ -120,6 +120,51 @@ fn lifelines_that_are_lost_together_are_the_stores_event() {
     assert_eq!(lost_together(without(&[Guard::LostAlone])), vec![2], "the guard is needed");
 }
 
+/// Two lifelines of three go at once. The first one's node cannot replace it, and its address refuses; the other one's does.
+fn lost_beside_a_replaced_one(removed: Removed) -> Vec<usize> {
+    play(3, removed, |scene| async move {
+        scene.weather(0, Weather::LeasesCut);
+        scene.site.network.refuse(&scene.machines[0].addr());
+        scene.cut_lifeline(0).await;
+        scene.cut_lifeline(1).await;
+        scene.wait(3_000).await;
+        scene.weather(0, Weather::Calm);
+        scene.site.network.mend(&scene.machines[0].addr());
+        scene.wait(20_000).await;
+        scene.registered().await
+    })
+}
+
+#[test]
+fn a_lifeline_that_is_replaced_was_lost_all_the_same() {
+    assert_eq!(lost_beside_a_replaced_one(whole()), vec![0, 1, 2]);
+    let left = lost_beside_a_replaced_one(without(&[Guard::ReplacedIsLost]));
+    assert_eq!(left, vec![1, 2], "the guard is needed");
+}
+
+#[test]
+fn a_process_that_dies_while_another_stops_in_order_is_replaced_as_soon() {
+    // The owner dies shortly before, at once with, and shortly after the other one's end.
+    for (first, apart) in [("killed", 200), ("stopped", 0), ("stopped", 300)] {
+        let (took, why) = play(3, whole(), move |scene| async move {
+            let stop = scene.machines[2].shut_down(Duration::from_secs(5));
+            if first == "killed" {
+                scene.nodes[0].process.kill();
+                scene.wait(apart).await;
+                stop.await;
+            } else {
+                stop.await;
+                scene.wait(apart).await;
+                scene.nodes[0].process.kill();
+            }
+            let took = scene.until_it_writes(1, "second").await;
+            (took, scene.deaths_declared_by(1))
+        });
+        assert_eq!(why, vec![WhyDead::ProcessDied], "{first} first, {apart} ms apart");
+        assert!(took <= 2_000, "{took} ms, {first} first, {apart} ms apart");
+    }
+}
+
 /// The database drops every session; observers start over with it.
 fn all_sessions_lost(removed: Removed) -> Vec<usize> {
     play(3, removed, |scene| async move {

@@ -1,6 +1,11 @@
 //! The simulation's tests, in one binary.
 
+mod acts;
+mod balance;
 mod cluster;
+mod faults;
+mod following;
+mod load;
 mod model;
 mod routing;
 mod scene;

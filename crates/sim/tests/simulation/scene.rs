@@ -18,6 +18,7 @@ use conch_server::hub::HubLimits;
 use conch_server::node::OwnerLimits;
 use conch_server::rules::Rule as RoutingRule;
 use conch_server::seams::Clock as _;
+use conch_server::turn::agents::DEMO;
 use conch_sim::coverage::Tally;
 use conch_sim::dice::Dice;
 use conch_sim::executor::{Executor, Limits, Process};
@@ -28,12 +29,13 @@ use conch_sim::recorder::{Answer, Recorder};
 use conch_sim::shared::Shared;
 use conch_sim::trace::TraceMode;
 use conch_sim::weather::Weather;
+use conch_store::faulty::Call;
 use conch_store::memory::MemoryStore;
 use conch_store::{LeaseStore as _, LogStore as _, NewConversation, NodeRow};
 use futures_util::future::{Either, select};
 
-/// Channels of a scene.
-pub(crate) const ROOMS: usize = 5;
+/// Conversations of a scene, where it does not need more.
+const ROOMS: usize = 5;
 
 /// Some machines on one calm store, long enough together to judge each other; one channel, which the first one owns.
 pub(crate) struct Scene {
@@ -70,11 +72,19 @@ pub(crate) struct Setting {
     /// Where the channel may be owned; empty: anywhere.
     pub(crate) allowed: Vec<&'static str>,
     pub(crate) home: &'static str,
+    /// The home of the last channel, where it is another one.
+    pub(crate) last_home: Option<&'static str>,
+    /// Machines, the last ones, that are not started yet.
+    pub(crate) late: usize,
+    /// How many conversations.
+    pub(crate) rooms: usize,
+    /// Of all conversations.
+    pub(crate) kind: ConversationKind,
     pub(crate) limits: NodeLimits,
     pub(crate) removed: Removed,
-    /// The conversations are sessions with this agent; `None`: channels.
-    pub(crate) agent: Option<&'static str>,
-    /// Their settings.
+    /// Who answers, where they are sessions.
+    pub(crate) agent: &'static str,
+    /// Of all conversations.
     pub(crate) settings: Settings,
 }
 
@@ -87,9 +97,13 @@ impl Setting {
             regions: vec!["local"; machines],
             allowed: Vec::new(),
             home: "local",
+            last_home: None,
+            late: 0,
+            rooms: ROOMS,
+            kind: ConversationKind::Channel,
             limits,
             removed,
-            agent: None,
+            agent: DEMO,
             settings: Settings::default(),
         }
     }
@@ -118,7 +132,8 @@ where
         Arc::new(move || world.wall().0)
     };
     let store = MemoryStore::new("sim", clock);
-    let rooms = (1..ROOMS).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
+    let rooms =
+        (1..setting.rooms).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
     let conversations: Vec<ConvRef> = [room.clone()].into_iter().chain(rooms).collect();
     let history = History::new(executor.clone());
     let recorder = Recorder::new(store, history, world.clone(), &conversations, tally.clone(), Answer::AfterCommit);
@@ -145,21 +160,32 @@ where
     found.lock().expect("one thread").take().expect("the scene ended")
 }
 
+/// Starts a machine and waits for its node.
+async fn start(world: &Process, machine: &Machine) -> Running {
+    machine.start();
+    while machine.running().is_none() {
+        world.sleep(Duration::from_millis(10)).await;
+    }
+    machine.running().expect("it was waited for")
+}
+
 impl Scene {
     pub(crate) async fn open(world: Process, site: Site, room: ConvRef, setting: Setting) -> Self {
         let new = NewConversation {
             conversation: room.clone(),
-            kind: if setting.agent.is_some() { ConversationKind::Session } else { ConversationKind::Channel },
+            kind: setting.kind,
             regions: setting.allowed.iter().map(|region| region.parse().expect("valid")).collect(),
             home: setting.home.parse().expect("valid"),
             title: None,
-            agent: setting.agent.map(|agent| agent.parse().expect("valid")),
+            agent: (setting.kind == ConversationKind::Session).then(|| setting.agent.parse().expect("valid")),
             settings: setting.settings.clone(),
             creator: "alice".parse().expect("valid"),
             members: Vec::new(),
         };
         for conversation in &site.conversations {
-            let new = NewConversation { conversation: conversation.clone(), ..new.clone() };
+            let is_last = site.conversations.last() == Some(conversation);
+            let home = setting.last_home.filter(|_| is_last).unwrap_or(setting.home).parse().expect("valid");
+            let new = NewConversation { conversation: conversation.clone(), home, ..new.clone() };
             site.recorder.create_conversation(&new).await.expect("the memory store does not fail");
         }
         let machine = |(number, region): (usize, &&str)| {
@@ -167,17 +193,22 @@ impl Scene {
         };
         let machines: Vec<Machine> = setting.regions.iter().enumerate().map(machine).collect();
         let mut nodes = Vec::new();
-        for machine in &machines {
-            machine.start();
-            while machine.running().is_none() {
-                world.sleep(Duration::from_millis(10)).await;
-            }
-            nodes.push(machine.running().expect("it was waited for"));
+        for machine in &machines[..machines.len() - setting.late] {
+            nodes.push(start(&world, machine).await);
         }
         let scene = Self { world, site, room, machines, nodes };
         scene.wait(20_000).await;
         assert!(scene.say(0, "first").await, "a calm store takes it");
         scene
+    }
+
+    /// Starts the node of a machine that has none, in the place of the one that it had.
+    pub(crate) async fn start(&mut self, machine: usize) {
+        let node = start(&self.world, &self.machines[machine]).await;
+        match self.nodes.get_mut(machine) {
+            Some(before) => *before = node,
+            None => self.nodes.push(node),
+        }
     }
 
     pub(crate) async fn wait(&self, ms: u64) {
@@ -228,6 +259,21 @@ impl Scene {
 
     pub(crate) fn weather(&self, node: usize, weather: Weather) {
         *self.machines[node].weather.lock().expect("one thread") = weather;
+    }
+
+    /// One answer of the store to this call of this node is lost; what was asked is done.
+    pub(crate) fn lose_an_answer(&self, node: usize, call: Call) {
+        self.machines[node].orders.lock().expect("one thread").losing.push(call);
+    }
+
+    /// The store refuses this call of this node once.
+    pub(crate) fn refuse_once(&self, node: usize, call: Call) {
+        self.machines[node].orders.lock().expect("one thread").refusing.push(call);
+    }
+
+    /// Such calls of this node to the store take so long from now on.
+    pub(crate) fn slow_down(&self, node: usize, call: Call, takes: Duration) {
+        self.machines[node].orders.lock().expect("one thread").slow = Some((call, takes));
     }
 
     pub(crate) fn deaths_declared_by(&self, node: usize) -> Vec<WhyDead> {

@@ -21,7 +21,7 @@ use crate::scene::{Scene, Setting, play_in, whole};
 
 /// Machines with sessions of this agent, and leases of a second and a half.
 fn sessions(machines: usize, agent: &'static str) -> Setting {
-    let mut setting = Setting { agent: Some(agent), ..Setting::of(machines, whole()) };
+    let mut setting = Setting { kind: ConversationKind::Session, agent, ..Setting::of(machines, whole()) };
     setting.limits.timing = TIMING;
     setting.limits.owner.hibernate_after = Duration::from_secs(5);
     setting

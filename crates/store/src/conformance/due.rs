@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use conch_core::ids::{ConvRef, ConversationId, Epoch, Seq};
+use conch_core::ids::{ConvRef, ConversationId, Epoch, Region, Seq};
 
-use super::world::{PLENTY, Reign, TTL, TTL_MS, World, id, message};
+use super::world::{PLENTY, Reign, TTL, TTL_MS, World, id, message, new_channel};
 use super::{Verdict, check, check_eq};
-use crate::{AppendOutcome, Batch, Checkpoint, DueChange, DueRow, DueWhy};
+use crate::{AppendOutcome, Batch, Checkpoint, DueChange, DueQuery, DueWhy, NewConversation};
 
 impl World<'_> {
     /// Writes one record and makes this change.
@@ -18,13 +18,23 @@ impl World<'_> {
         Ok(())
     }
 
-    async fn due(&self) -> Verdict<Vec<DueRow>> {
-        Ok(self.store.due(PLENTY).await?)
+    /// What is due, as a node of the conversations' home sees it.
+    async fn due(&self) -> Verdict<Vec<(ConversationId, DueWhy)>> {
+        let rows = self.store.due(&query(PLENTY)).await?;
+        Ok(rows.into_iter().map(|row| (row.conversation, row.why)).collect())
+    }
+
+    async fn names(&self, query: DueQuery) -> Verdict<Vec<String>> {
+        Ok(self.store.due(&query).await?.iter().map(|row| row.conversation.to_string()).collect())
     }
 }
 
-fn row(name: &str, why: DueWhy) -> DueRow {
-    DueRow { conversation: id(name), why }
+fn row(name: &str, why: DueWhy) -> (ConversationId, DueWhy) {
+    (id(name), why)
+}
+
+fn query(limit: usize) -> DueQuery {
+    DueQuery { region: id("north"), after: None, limit }
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -79,7 +89,7 @@ pub(super) async fn due_work_is_kept_replaced_and_cleared(world: &World<'_>) -> 
         world.write_due(&mut reign, &format!("k{number}"), change).await?;
         world.store.release(&reign.held(), reign.next()).await?;
         world.pass(1).await;
-        let rows: Vec<DueWhy> = world.due().await?.into_iter().map(|row| row.why).collect();
+        let rows: Vec<DueWhy> = world.due().await?.into_iter().map(|(_, why)| why).collect();
         check_eq!(rows, expected.into_iter().collect::<Vec<_>>(), "step {number}: the due row is {what}");
         reign = world.take(&reign.conversation, me, Some(reign.epoch), None).await?;
     }
@@ -94,9 +104,70 @@ pub(super) async fn due_work_is_listed_earliest_first(world: &World<'_>) -> Verd
     }
     world.store.expel(me).await?;
     world.pass(35_000).await;
-    let names = |rows: Vec<DueRow>| -> Vec<String> { rows.iter().map(|row| row.conversation.to_string()).collect() };
-    check_eq!(names(world.due().await?), ["c2", "c4", "c1"], "what is due, earliest first");
-    check_eq!(names(world.store.due(2).await?), ["c2", "c4"], "up to the limit");
+    check_eq!(world.names(query(PLENTY)).await?, ["c2", "c4", "c1"], "what is due, earliest first");
+    check_eq!(world.names(query(2)).await?, ["c2", "c4"], "up to the limit");
+    Ok(())
+}
+
+pub(super) async fn due_work_is_listed_page_by_page(world: &World<'_>) -> Verdict {
+    let me = world.node(1).await?;
+    // Some of it becomes due at one moment, where the clock stands still between two calls.
+    let mut reigns = Vec::new();
+    for (name, after) in [("c5", 10), ("c3", 10), ("c1", 20), ("c4", 10), ("c2", 10)] {
+        let mut reign = world.reign(name, me).await?;
+        world.write_due(&mut reign, "k", DueChange::Set(DueWhy::Turn, seconds(after))).await?;
+        reigns.push(reign);
+    }
+    world.store.expel(me).await?;
+    world.pass(35_000).await;
+    let whole = world.store.due(&query(PLENTY)).await?;
+    check_eq!(whole.len(), 5, "all of it is due");
+    for limit in 1..6 {
+        let (mut pages, mut after) = (Vec::new(), None);
+        loop {
+            let page = world.store.due(&DueQuery { after: after.clone(), ..query(limit) }).await?;
+            check!(page.len() <= limit, "a page of {} rows, at most {limit}", page.len());
+            let Some(last) = page.last() else { break };
+            after = Some(last.mark());
+            pages.extend(page);
+            check!(pages.len() <= whole.len(), "the list does not end: {pages:?}");
+        }
+        check_eq!(pages, whole, "pages of {limit} make the whole list");
+    }
+    let (other, second) = (world.node(2).await?, whole[1].mark());
+    for taken in reigns.iter().filter(|reign| reign.conversation.id == second.conversation) {
+        world.take(&taken.conversation, other, Some(taken.epoch), Some(me)).await?;
+    }
+    let rest = world.store.due(&DueQuery { after: Some(second), ..query(PLENTY) }).await?;
+    check_eq!(rest, whole[2..].to_vec(), "behind a row that is due no more");
+    Ok(())
+}
+
+pub(super) async fn due_work_is_listed_where_it_may_be_done(world: &World<'_>) -> Verdict {
+    let me = world.node(1).await?;
+    let places: [(&str, &[&str]); 4] =
+        [("c1", &[]), ("c2", &["north"]), ("c3", &["south"]), ("c4", &["south", "north", "east"])];
+    for (name, regions) in places {
+        let regions = regions.iter().map(|region| id(region)).collect();
+        world.store.create_conversation(&NewConversation { regions, ..new_channel(name, &[]) }).await?;
+        let conversation = ConvRef::from(id::<ConversationId>(name));
+        let mut reign = world.take(&conversation, me, None, None).await?;
+        world.write_due(&mut reign, "k", DueChange::Set(DueWhy::Turn, seconds(1))).await?;
+        world.pass(1).await;
+    }
+    world.store.expel(me).await?;
+    world.pass(10_000).await;
+    for (region, names) in
+        [("north", &["c1", "c2", "c4"][..]), ("south", &["c1", "c3", "c4"]), ("east", &["c1", "c4"]), ("eas", &["c1"])]
+    {
+        let here = DueQuery { region: id(region), ..query(PLENTY) };
+        check_eq!(world.names(here).await?, names, "what may be done in {region}");
+    }
+    let rows = world.store.due(&query(PLENTY)).await?;
+    let shown: Vec<(&[Region], &Region)> = rows.iter().map(|row| (&row.regions[..], &row.home)).collect();
+    let (north, all) = ([id("north")], [id("south"), id("north"), id("east")]);
+    let wanted: Vec<(&[Region], &Region)> = vec![(&[], &north[0]), (&north, &north[0]), (&all, &all[0])];
+    check_eq!(shown, wanted, "where each may be, and its home");
     Ok(())
 }
 

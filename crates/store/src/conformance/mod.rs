@@ -191,7 +191,8 @@ macro_rules! with_conformance_cases {
             a_write_is_found_by_its_key,
             // Due work and checkpoints.
             due_work_is_listed_when_its_owner_is_gone, due_work_is_kept_replaced_and_cleared,
-            due_work_is_listed_earliest_first, a_fenced_append_leaves_due_work,
+            due_work_is_listed_earliest_first, due_work_is_listed_page_by_page,
+            due_work_is_listed_where_it_may_be_done, a_fenced_append_leaves_due_work,
             the_newest_checkpoint_is_kept, a_checkpoint_is_fenced,
             // Ranges.
             a_range_after_a_position, a_range_before_a_position, the_latest_records, a_range_of_some_kinds,

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::client::Client;
 use super::leases::Leases;
-use crate::own_thread::{Effect, OwnThread};
+use crate::own_thread::{Effect, Lane, OwnThread};
 use crate::postgres::PostgresStore;
 use crate::{HeldLifeline, LeaseStore, Lifelines, LifelinesSeen, StoreError};
 
@@ -35,7 +35,10 @@ impl Lifelines for ListedLifelines {
 
     async fn observe(&self) -> Result<LifelinesSeen, StoreError> {
         let (leases, client) = (Arc::clone(&self.leases), Arc::clone(&self.client));
-        let listed = self.thread.run(Effect::Read, move || async move { leases.lifelines(&client).await }).await?;
+        let listed = self
+            .thread
+            .run(Lane::Membership, Effect::Read, move || async move { leases.lifelines(&client).await })
+            .await?;
         self.records.observe_among(listed).await
     }
 }

@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-pub use admin::{switch_to_etcd, switch_to_postgres};
+pub use admin::{KeptIn, restored, switch_to_etcd, switch_to_postgres};
 pub use error::OpenError;
 pub use url::check as check_url;
 
@@ -44,7 +44,7 @@ use node::Keys;
 use ownership::{NodeKeyGuard, Ownerships};
 
 use crate::StoreError;
-use crate::own_thread::{Effect, OwnThread};
+use crate::own_thread::{Effect, Lane, OwnThread};
 use crate::postgres::{self, LeaseMode, Options, PostgresStore};
 
 /// Guards that a test can take out, to show that its checks can fail.
@@ -92,7 +92,8 @@ impl EtcdStore {
     /// # Errors
     /// As [`OpenError`] lists, after `options.connect_patience` at most for what may pass.
     pub async fn open(leases: &str, database: &str, options: Options) -> Result<Self, OpenError> {
-        Self::open_with(leases, database, options, Guards::default()).await
+        let guards = Guards { records: postgres::Guards::of_process(), ..Guards::default() };
+        Self::open_with(leases, database, options, guards).await
     }
 
     async fn open_with(leases: &str, database: &str, mut options: Options, guards: Guards) -> Result<Self, OpenError> {
@@ -147,13 +148,13 @@ impl EtcdStore {
     }
 
     /// Runs work about node leases on their thread.
-    async fn on_thread<T, F, W>(&self, effect: Effect, work: F) -> Result<T, StoreError>
+    async fn on_thread<T, F, W>(&self, lane: Lane, effect: Effect, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: FnOnce(Arc<Inner>) -> W + Send + 'static,
         W: Future<Output = Result<T, StoreError>> + Send,
     {
         let inner = Arc::clone(&self.inner);
-        self.inner.thread.run(effect, move || work(inner)).await
+        self.inner.thread.run(lane, effect, move || work(inner)).await
     }
 }

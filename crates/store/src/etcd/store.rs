@@ -9,11 +9,11 @@ use conch_core::time::Timestamp;
 use tokio::time::{Instant, timeout};
 
 use super::{EtcdStore, Inner};
-use crate::own_thread::Effect;
+use crate::own_thread::{Effect, Lane};
 use crate::postgres::ArmOutcome;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -34,15 +34,17 @@ fn half_done(error: StoreError) -> StoreError {
 impl LeaseStore for EtcdStore {
     async fn register(&self, registration: &Registration, ttl: Duration) -> Result<(), StoreError> {
         let registration = registration.clone();
-        self.on_thread(Effect::Write, move |inner| async move {
+        self.on_thread(Lane::Heartbeat, Effect::Write, move |inner| async move {
             inner.leases.register(&inner.heartbeat, &registration, ttl).await
         })
         .await
     }
 
     async fn renew(&self, me: Incarnation, ttl: Duration) -> Result<Option<u64>, StoreError> {
-        self.on_thread(Effect::Write, move |inner| async move { inner.leases.renew(&inner.heartbeat, me, ttl).await })
-            .await
+        self.on_thread(Lane::Heartbeat, Effect::Write, move |inner| async move {
+            inner.leases.renew(&inner.heartbeat, me, ttl).await
+        })
+        .await
     }
 
     async fn replace_lifeline(
@@ -51,7 +53,7 @@ impl LeaseStore for EtcdStore {
         ttl: Duration,
         lifeline: Lifeline,
     ) -> Result<Option<u64>, StoreError> {
-        self.on_thread(Effect::Write, move |inner| async move {
+        self.on_thread(Lane::Heartbeat, Effect::Write, move |inner| async move {
             inner.leases.replace_lifeline(&inner.heartbeat, me, ttl, lifeline).await
         })
         .await
@@ -62,11 +64,16 @@ impl LeaseStore for EtcdStore {
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
-        self.on_thread(Effect::Read, |inner| async move { inner.leases.nodes(&inner.membership).await }).await
+        self.on_thread(
+            Lane::Membership,
+            Effect::Read,
+            |inner| async move { inner.leases.nodes(&inner.membership).await },
+        )
+        .await
     }
 
     async fn set_draining(&self, me: Incarnation) -> Result<bool, StoreError> {
-        self.on_thread(Effect::Write, move |inner| async move {
+        self.on_thread(Lane::Membership, Effect::Write, move |inner| async move {
             inner.leases.change(&inner.membership, me, |value| value.draining = true).await
         })
         .await
@@ -84,7 +91,7 @@ impl LeaseStore for EtcdStore {
         margin: Duration,
     ) -> Result<bool, StoreError> {
         let longest = i64::try_from((ttl + margin).as_millis()).unwrap_or(i64::MAX);
-        self.on_thread(Effect::Write, move |inner| async move {
+        self.on_thread(Lane::Membership, Effect::Write, move |inner| async move {
             // etcd's own expiry comes first, as a rule; a lease further ahead than any renewal could put it is none.
             let over = |row: &NodeRow| row.beat == seen_beat && (row.expires_in_ms < 0 || row.expires_in_ms > longest);
             inner.leases.end(&inner.membership, dead, over).await
@@ -101,7 +108,7 @@ impl LeaseStore for EtcdStore {
         // Held while its lease is revoked, so that it was nobody's.
         let Some(taken) = self.inner.records.take_lifeline(seen_lifeline).await? else { return Ok(false) };
         let as_seen = move |row: &NodeRow| row.beat == seen_beat && row.registration.lifeline == Some(seen_lifeline);
-        self.on_thread(Effect::Write, move |inner| async move {
+        self.on_thread(Lane::Membership, Effect::Write, move |inner| async move {
             let ended = inner.leases.end(&inner.membership, dead, as_seen).await;
             drop(taken);
             ended
@@ -110,10 +117,9 @@ impl LeaseStore for EtcdStore {
     }
 
     async fn expel(&self, dead: Incarnation) -> Result<bool, StoreError> {
-        self.on_thread(
-            Effect::Write,
-            move |inner| async move { inner.leases.end(&inner.membership, dead, |_| true).await },
-        )
+        self.on_thread(Lane::Membership, Effect::Write, move |inner| async move {
+            inner.leases.end(&inner.membership, dead, |_| true).await
+        })
         .await
     }
 
@@ -171,8 +177,14 @@ impl LeaseStore for EtcdStore {
             let Some(epoch) = inner.ownerships.hand_off(&inner.claims, &held, to, margin).await? else {
                 return Ok(None);
             };
-            // On the receiver's behalf, and without a hole. If it fails the receiver owns it without a task, and claims.
-            inner.records.hand_off_elsewhere(&held, to, epoch, first_seq).await.map_err(half_done)
+            // On the receiver's behalf, and without a hole. Where that fails, or finds another generation, the receiver owns
+            // it without being armed: it claims. The giver has lost it all the same, which `None` would not say.
+            match inner.records.hand_off_elsewhere(&held, to, epoch, first_seq).await.map_err(half_done)? {
+                Some(armed) => Ok(Some(armed)),
+                None => {
+                    Err(StoreError::Ambiguous(format!("{to} owns it in etcd, and the records' fence is not armed")))
+                }
+            }
         })
         .await
     }
@@ -314,9 +326,9 @@ impl LogStore for EtcdStore {
         self.inner.records.move_cursor(conversation, sub, to).await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
         let live = self.on_runtime(Effect::Read, |inner| async move { inner.leases.live(&inner.claims).await }).await?;
-        self.inner.records.due_unowned(&live, limit).await
+        self.inner.records.due_unowned(&live, query).await
     }
 
     async fn save_checkpoint(

@@ -1,4 +1,5 @@
-//! A real etcd cluster of three for tests: on loopback, in a temporary directory, gone with the test process.
+//! A real etcd cluster of three for tests: on loopback or where a test places it, in a temporary directory, gone with the
+//! test process.
 //!
 //! Invariants: the members end when the process that started them does, however that ends: their supervisor watches a
 //! pipe that only this process holds. Only processes that were started here are stopped, each by its id.
@@ -6,7 +7,7 @@
 //! Deliberately absent: installing anything. `./test` does that.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -32,8 +33,19 @@ kill -KILL "$member" 2>/dev/null
 wait "$member" 2>/dev/null
 "#;
 
+/// Where a member lives.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Address for clients, as `host:port`.
+    pub client: String,
+    /// Address for the other members.
+    pub peer: String,
+    /// What its command is started with, such as `ip netns exec NAME`; it must become the member's process.
+    pub prefix: Vec<String>,
+}
+
 struct Member {
-    client_port: u16,
+    client: SocketAddr,
     supervisor: Mutex<Supervisor>,
 }
 
@@ -71,30 +83,41 @@ impl TestCluster {
         SHARED.get_or_init(Self::start)
     }
 
-    /// Makes and starts a cluster of its own, and waits for its quorum.
+    /// Makes and starts a cluster of its own on loopback, and waits for its quorum.
+    ///
+    /// # Panics
+    /// As [`TestCluster::start_at`].
+    #[must_use]
+    pub fn start() -> Self {
+        // Found first, because each member is told of all; whoever takes one meanwhile is an error at the start.
+        let held: Vec<TcpListener> =
+            (0..2 * MEMBERS).map(|_| TcpListener::bind("127.0.0.1:0").expect("loopback has free ports")).collect();
+        let address = |index: usize| held[index].local_addr().expect("it is bound").to_string();
+        let place = |number| Place { client: address(number), peer: address(MEMBERS + number), prefix: Vec::new() };
+        let places = std::array::from_fn(place);
+        drop(held);
+        Self::start_at(&places)
+    }
+
+    /// Makes and starts a cluster with its members at these places, and waits for its quorum.
     ///
     /// # Panics
     /// If etcd is not installed, or does not start; the message says what to do.
     #[must_use]
-    pub fn start() -> Self {
+    pub fn start_at(places: &[Place; MEMBERS]) -> Self {
         let program = program();
         let directory = tempfile::Builder::new().prefix("conch-etcd.").tempdir().expect("a directory is made").keep();
-        // Found first, because each member is told of all; whoever takes one meanwhile is an error at the start.
-        let held: Vec<TcpListener> =
-            (0..2 * MEMBERS).map(|_| TcpListener::bind("127.0.0.1:0").expect("loopback has free ports")).collect();
-        let ports: Vec<u16> = held.iter().map(|held| held.local_addr().expect("it is bound").port()).collect();
-        drop(held);
-        let peer = |number: usize| format!("http://127.0.0.1:{}", ports[MEMBERS + number]);
-        let all: Vec<String> = (0..MEMBERS).map(|number| format!("m{number}={}", peer(number))).collect();
+        let all: Vec<String> =
+            places.iter().enumerate().map(|(number, place)| format!("m{number}=http://{}", place.peer)).collect();
         let token = directory.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let start = |number: usize| {
-            let client = format!("http://127.0.0.1:{}", ports[number]);
+        let start = |(number, place): (usize, &Place)| {
+            let (client, peer) = (format!("http://{}", place.client), format!("http://{}", place.peer));
             let mut supervisor = Command::new("/bin/sh");
             supervisor.arg("-c").arg(SUPERVISOR).arg("supervisor").arg(directory.join(format!("log{number}")));
-            supervisor.arg(&program).arg("--name").arg(format!("m{number}"));
+            supervisor.args(&place.prefix).arg(&program).arg("--name").arg(format!("m{number}"));
             supervisor.arg("--data-dir").arg(directory.join(format!("data{number}")));
             supervisor.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-            supervisor.args(["--listen-peer-urls", &peer(number), "--initial-advertise-peer-urls", &peer(number)]);
+            supervisor.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
             supervisor.args(["--initial-cluster", &all.join(","), "--initial-cluster-token", &token]);
             // A group of its own: an interrupt of the terminal ends the tests first, and those end it.
             supervisor.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -103,9 +126,10 @@ impl TestCluster {
             let answers = BufReader::new(child.stdout.take().expect("its output is a pipe"));
             let mut supervisor = Supervisor { child, orders, answers, process: 0 };
             supervisor.process = supervisor.answer().parse().expect("the member's process id");
-            Member { client_port: ports[number], supervisor: Mutex::new(supervisor) }
+            let client = place.client.parse().expect("an address and a port");
+            Member { client, supervisor: Mutex::new(supervisor) }
         };
-        let cluster = Self { members: (0..MEMBERS).map(start).collect(), directory };
+        let cluster = Self { members: places.iter().enumerate().map(start).collect(), directory };
         cluster.wait_for_quorum();
         cluster
     }
@@ -120,7 +144,7 @@ impl TestCluster {
     /// A member's address for clients.
     #[must_use]
     pub fn place(&self, number: usize) -> String {
-        format!("127.0.0.1:{}", self.members[number].client_port)
+        self.members[number].client.to_string()
     }
 
     /// Which member leads.
@@ -195,8 +219,8 @@ impl TestCluster {
     /// One blocking request, so that no runtime is needed.
     fn status(&self, number: usize) -> Option<serde_json::Value> {
         use std::io::Read;
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], self.members[number].client_port));
-        let mut stream = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+        let address = &self.members[number].client;
+        let mut stream = std::net::TcpStream::connect_timeout(address, Duration::from_secs(1)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
         let request =
             "POST /v3/maintenance/status HTTP/1.1\r\nhost: m\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";

@@ -3,10 +3,9 @@
 //! Invariants 2, 3, 4 and 8: an append is judged against the head and applied, or not applied, in one step.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use conch_core::head::{Fence, HeadRow, Verdict};
-use conch_core::ids::{ClientMsgId, ConvRef, Epoch, Incarnation, Seq, Subject};
+use conch_core::ids::{ClientMsgId, ConvRef, Epoch, Incarnation, Region, Seq, Subject};
 use conch_core::invariant::{Broken, Invariant};
 use conch_core::record::{Draft, Record};
 use conch_core::time::Timestamp;
@@ -14,7 +13,8 @@ use conch_core::time::Timestamp;
 use super::Mutant;
 use super::state::{Conversation, Due, State, Stored, millis};
 use crate::{
-    AppendOutcome, Batch, Checkpoint, Direction, DueChange, DueRow, Duplicate, Landed, Page, RangeQuery, StoreError,
+    AppendOutcome, Batch, Checkpoint, Direction, DueChange, DueQuery, DueRow, Duplicate, Landed, Page, RangeQuery,
+    StoreError,
 };
 
 /// Which duplicates an append recognises. The weaker ones exist for mutants.
@@ -154,20 +154,30 @@ impl State {
         Ok(conversation.landed(&(sender.clone(), client_msg_id.clone())))
     }
 
-    pub(super) fn due(&self, now_ms: i64, limit: usize) -> Vec<DueRow> {
+    pub(super) fn due(&self, now_ms: i64, query: &DueQuery) -> Vec<DueRow> {
+        let is_here = |regions: &[Region]| regions.is_empty() || regions.contains(&query.region);
         let mut rows: Vec<_> = self
             .conversations
             .values()
             .filter_map(|conversation| Some((conversation.due?, conversation)))
             .filter(|(due, _)| due.at_ms <= now_ms || self.is(Mutant::DueTooEarly))
             .filter(|(_, conversation)| !self.has_registered_owner(conversation) || self.is(Mutant::DueOfTheLiving))
+            .filter(|(_, conversation)| is_here(&conversation.regions) || self.is(Mutant::DueElsewhere))
+            .map(|(due, conversation)| DueRow {
+                conversation: conversation.id.clone(),
+                why: due.why,
+                at_us: due.at_ms.saturating_mul(1_000),
+                regions: conversation.regions.clone(),
+                home: conversation.home.clone(),
+            })
             .collect();
-        rows.sort_by(|(due, a), (other, b)| (due.at_ms, &a.id).cmp(&(other.at_ms, &b.id)));
-        let row = |(due, conversation): (Due, &Arc<Conversation>)| DueRow {
-            conversation: conversation.id.clone(),
-            why: due.why,
+        let by_id = |row: &DueRow| if self.is(Mutant::DuePagesByTime) { None } else { Some(row.conversation.clone()) };
+        let is_behind = |row: &DueRow| match &query.after {
+            Some(mark) => (row.at_us, by_id(row)) > (mark.at_us, by_id(row).and(Some(mark.conversation.clone()))),
+            None => true,
         };
-        rows.into_iter().take(limit).map(row).collect()
+        rows.sort_by(|a, b| (a.at_us, &a.conversation).cmp(&(b.at_us, &b.conversation)));
+        rows.into_iter().filter(is_behind).take(query.limit).collect()
     }
 
     fn has_registered_owner(&self, conversation: &Conversation) -> bool {

@@ -27,7 +27,7 @@ pub use self::mutant::Mutant;
 use self::state::State;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -300,9 +300,9 @@ impl LogStore for MemoryStore {
         self.state().move_cursor(conversation, sub, to)
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
         let now = self.now();
-        Ok(self.state().due(now, limit))
+        Ok(self.state().due(now, query))
     }
 
     async fn save_checkpoint(

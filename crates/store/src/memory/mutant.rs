@@ -83,6 +83,10 @@ mutants! {
     DueOfTheLiving,
     /// Work is listed before it is due.
     DueTooEarly,
+    /// Work that may not be done in a region is listed there.
+    DueElsewhere,
+    /// The next page of due work leaves out what was due at the same moment.
+    DuePagesByTime,
     /// Another id with the same key is taken for the conversation.
     CollisionIgnored,
     /// A second create replaces the first.

@@ -1,6 +1,7 @@
 //! What an operator does to a database: a restored backup is declared, the leases' place is changed.
 //!
-//! Invariant: neither goes below a number that was ever used.
+//! Invariants: neither goes below a number that was ever used; where the leases are in etcd, neither is done before somebody
+//! has looked who is registered there, or said that nobody can look any more.
 
 use std::time::Duration;
 
@@ -19,15 +20,31 @@ const GENERATION_MAX: u64 = 8_000_000_000_000;
 /// Longest time for one of these commands.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
+/// What is known of nodes that are registered in etcd, which the database does not list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodesInEtcd {
+    /// None is, in the clusters of these ids. Nobody has looked into another one.
+    NoneIn(Vec<u64>),
+    /// The etcd that keeps the leases is lost for good, says whoever stopped all nodes.
+    Lost,
+}
+
 /// Declares that this database was restored from a backup, or is a copy that now takes the original's place. `above` is the
 /// highest generation that clients may have seen (the number after the dot in a log's id); the new one is above it. Node
 /// rows are deleted: they are of the time of the backup, and a node that still lives has to start anew.
 ///
 /// # Errors
-/// As [`OpenError`] lists; [`OpenError::Command`] if `above` is below the database's own generation.
-pub async fn restored(database: &str, options: &Options, above: u64) -> Result<Generation, OpenError> {
+/// As [`OpenError`] lists; [`OpenError::Command`] if `above` is below the database's own generation, or if the leases are in
+/// an etcd that nobody has looked into.
+pub async fn restored(
+    database: &str,
+    options: &Options,
+    above: u64,
+    nodes: &NodesInEtcd,
+) -> Result<Generation, OpenError> {
     let (session, dialer) = open(database, options).await?;
     let place = dialer.place();
+    kept_in(&session, place, nodes).await?;
     let present = generation(&session, place).await?;
     if above < present.0 {
         let text = format!(
@@ -53,23 +70,59 @@ pub async fn restored(database: &str, options: &Options, above: u64) -> Result<G
 /// Changes where the leases are kept, with all nodes down; epochs go on above the highest one that was used.
 ///
 /// # Errors
-/// As [`OpenError`] lists; [`OpenError::Command`] while a node is registered.
-pub async fn switch_leases(database: &str, options: &Options) -> Result<(), OpenError> {
+/// As [`OpenError`] lists; [`OpenError::Command`] while a node is registered, or if the leases are in an etcd that nobody has
+/// looked into.
+pub async fn switch_leases(database: &str, options: &Options, nodes: &NodesInEtcd) -> Result<(), OpenError> {
     let (session, dialer) = open(database, options).await?;
     let failed = |error| start::failed(dialer.place(), error);
+    let (old_mode, old_cluster) = kept_in(&session, dialer.place(), nodes).await?;
     let (mode, cluster) = options.lease_mode.stored();
     let sql = "UPDATE cluster_meta SET lease_mode = $1, etcd_cluster_id = $2,
                epoch_base = GREATEST(epoch_base, (SELECT coalesce(max(epoch), 0) FROM conv_head))
-               WHERE NOT EXISTS (SELECT 1 FROM node_lease)";
-    if session.execute(sql, &[&mode, &cluster]).await.map_err(failed)? == 1 {
+               WHERE NOT EXISTS (SELECT 1 FROM node_lease)
+                 AND lease_mode IS NOT DISTINCT FROM $3 AND etcd_cluster_id IS NOT DISTINCT FROM $4";
+    if session.execute(sql, &[&mode, &cluster, &old_mode, &old_cluster]).await.map_err(failed)? == 1 {
         return Ok(());
     }
     let rows = session.query("SELECT DISTINCT node_name FROM node_lease ORDER BY 1", &[]).await.map_err(failed)?;
     let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
     let asked = LeaseMode::describe(mode, cluster.as_deref());
+    if names.is_empty() {
+        let text = format!("somebody else has moved the leases meanwhile; they were to move to {asked}");
+        return Err(OpenError::Command(text));
+    }
     Err(OpenError::Command(format!(
         "leases cannot move to {asked} while nodes are registered: {}; stop them first",
         names.join(", ")
+    )))
+}
+
+/// Where the leases are, as the database keeps it: the mode, if a node has recorded one, and etcd's id. Refuses if they are in
+/// an etcd of which nothing is known.
+async fn kept_in(
+    session: &Session,
+    place: &str,
+    nodes: &NodesInEtcd,
+) -> Result<(Option<String>, Option<String>), OpenError> {
+    let row = session.first("SELECT lease_mode, etcd_cluster_id FROM cluster_meta", &[]).await;
+    let row = row.map_err(|error| start::failed(place, error))?;
+    let row =
+        row.ok_or_else(|| start::failed(place, StoreError::Damaged("cluster_meta is empty".to_owned()).into()))?;
+    let (mode, cluster): (Option<String>, Option<String>) = (row.get(0), row.get(1));
+    let NodesInEtcd::NoneIn(seen) = nodes else { return Ok((mode, cluster)) };
+    let seen: Vec<_> = seen.iter().map(|id| LeaseMode::Etcd { cluster_id: *id }.stored().1).collect();
+    if mode.as_deref() != Some("etcd") || seen.contains(&cluster) {
+        return Ok((mode, cluster));
+    }
+    let kept = LeaseMode::describe("etcd", cluster.as_deref());
+    let seen: Vec<&str> = seen.iter().flatten().map(String::as_str).collect();
+    let looked = match &seen[..] {
+        [] => "nobody has looked there for nodes that run".to_owned(),
+        seen => format!("what was looked into is the etcd cluster {}", seen.join(" and ")),
+    };
+    Err(OpenError::Command(format!(
+        "the leases are in {kept}, and {looked}; name it with --from etcd://…, or say --etcd-is-lost if it is lost for \
+         good and all nodes are stopped"
     )))
 }
 

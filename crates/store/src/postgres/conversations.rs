@@ -259,7 +259,7 @@ pub(super) fn conversation_kind(number: i16) -> Result<ConversationKind, StoreEr
         .ok_or_else(|| damaged("conversation.kind", format!("{number} is not a kind")))
 }
 
-fn regions(names: &[&str]) -> Result<Vec<Region>, StoreError> {
+pub(super) fn regions(names: &[&str]) -> Result<Vec<Region>, StoreError> {
     names.iter().map(|name| name.parse().map_err(|error| damaged("conversation.regions", error))).collect()
 }
 

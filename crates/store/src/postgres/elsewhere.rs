@@ -14,7 +14,7 @@ use super::queries;
 use super::rows::Id;
 use super::session::Session;
 use crate::own_thread::Effect;
-use crate::{Armed, DueRow, Held, Lifeline, LifelinesSeen, LogStore, StoreError};
+use crate::{Armed, DueQuery, DueRow, Held, Lifeline, LifelinesSeen, LogStore, StoreError};
 
 /// How an arming ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,13 +114,13 @@ impl PostgresStore {
         Ok(id.rsplit_once('.').map_or(id, |(system_id, _)| system_id).to_owned())
     }
 
-    /// Due work whose owner is none of these, earliest first.
+    /// As [`LogStore::due`]: due work whose owner is none of these.
     ///
     /// # Errors
     /// As every call of the store.
-    pub async fn due_unowned(&self, live: &[Incarnation], limit: usize) -> Result<Vec<DueRow>, StoreError> {
-        let live = live.to_vec();
-        self.pooled(Effect::Read, move |session| async move { queries::due_unowned(&session, &live, limit).await })
+    pub async fn due_unowned(&self, live: &[Incarnation], query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+        let (live, query) = (live.to_vec(), query.clone());
+        self.pooled(Effect::Read, move |session| async move { queries::due_unowned(&session, &live, &query).await })
             .await
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Invariants: nothing that fills the caller's runtime or the pool delays a renewal; a renewal shares its connection only
 //! with other calls about its own row, and never waits behind a look at the other nodes; a lost connection is dialled
-//! again at the next call.
+//! again at the next call; a call waits for one dial and for one answer, each within its limit; a call whose caller has
+//! given up before it was sent is never sent, so that an outage leaves no renewals behind.
 //!
 //! Deliberately absent: retries. The heartbeat decides what a failed beat means.
 
@@ -12,16 +13,7 @@ use std::sync::Arc;
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
 use crate::StoreError;
-use crate::own_thread::{Effect, OwnThread};
-
-/// Which connection a call goes over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// What keeps one's own lease.
-    Heartbeat,
-    /// What looks at, or acts on, the nodes.
-    Membership,
-}
+use crate::own_thread::{Effect, Lane, OwnThread};
 
 impl Effect {
     pub(super) fn judge(self, error: CallError) -> StoreError {
@@ -52,7 +44,7 @@ impl LeaseThread {
         &self.dialer
     }
 
-    /// Runs `work` on a lane's session, whether or not the caller still waits.
+    /// Runs `work` on a lane's session, once there is one, whether or not the caller still waits.
     pub(super) async fn call<T, F, W>(&self, lane: Lane, effect: Effect, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -64,20 +56,25 @@ impl LeaseThread {
             Lane::Membership => &self.membership,
         });
         let dialer = Arc::clone(&self.dialer);
-        self.run(effect, move || async move {
-            let session = slot.get(&dialer).await?;
-            work(session).await.map_err(|error| effect.judge(error))
-        })
-        .await
+        let ready = async move { slot.get(&dialer).await };
+        let work = move |session| async move { work(session).await.map_err(|error| effect.judge(error)) };
+        self.thread.run_when(lane, effect, ready, work).await
     }
 
-    /// Runs `work` on the thread.
-    pub(super) async fn run<T, F, W>(&self, effect: Effect, work: F) -> Result<T, StoreError>
+    /// Waits until it is `ready`, as long as the caller does, and then asks with it; what is asked changes nothing.
+    pub(super) async fn ask<P, T, F, W>(
+        &self,
+        lane: Lane,
+        ready: impl Future<Output = Result<P, StoreError>> + Send + 'static,
+        work: F,
+    ) -> Result<T, StoreError>
     where
+        P: Send,
         T: Send + 'static,
-        F: FnOnce() -> W + Send + 'static,
-        W: Future<Output = Result<T, StoreError>> + Send,
+        F: FnOnce(P) -> W + Send + 'static,
+        W: Future<Output = Result<T, CallError>> + Send,
     {
-        self.thread.run(effect, work).await
+        let work = move |ready| async move { work(ready).await.map_err(CallError::of_read) };
+        self.thread.run_when(lane, Effect::Read, ready, work).await
     }
 }

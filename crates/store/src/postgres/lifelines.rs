@@ -6,18 +6,18 @@
 //! Deliberately absent: any conclusion. What a lost lifeline means is decided where the other evidence is.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use conch_core::ids::Incarnation;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use super::error::CallError;
 use super::lease_thread::LeaseThread;
 use super::rows::{self, Id, millis};
-use super::session::{Dialer, Session, not_dialled};
-use crate::own_thread::Effect;
+use super::session::{Session, Slot, not_dialled};
+use crate::own_thread::Lane;
 use crate::{HeldLifeline, Lifeline, Lifelines, LifelinesSeen, StoreError};
 
 /// An idle lifeline's session is asked for a sign of life this often, so that one whose server is gone is noticed.
@@ -27,19 +27,13 @@ const KEY_TRIES: usize = 3;
 
 pub(super) struct PostgresLifelines {
     thread: LeaseThread,
-    observer: Arc<Observer>,
-}
-
-/// The session that looks at the locks.
-struct Observer {
-    session: tokio::sync::Mutex<Option<Arc<Session>>>,
-    number: AtomicU64,
+    /// The session that looks at the locks.
+    observer: Arc<Slot>,
 }
 
 impl PostgresLifelines {
     pub(super) fn new(thread: LeaseThread) -> Self {
-        let observer = Observer { session: tokio::sync::Mutex::new(None), number: AtomicU64::new(0) };
-        Self { thread, observer: Arc::new(observer) }
+        Self { thread, observer: Arc::new(Slot::new("observer")) }
     }
 
     /// Which of these are held; for lifelines that are listed in another store.
@@ -49,19 +43,20 @@ impl PostgresLifelines {
 
     async fn look(&self, keys: Option<Vec<Lifeline>>) -> Result<LifelinesSeen, StoreError> {
         let (dialer, observer) = (Arc::clone(self.thread.dialer()), Arc::clone(&self.observer));
-        self.thread.run(Effect::Read, move || async move { observer.observe(&dialer, keys).await }).await
+        let ready = async move { observer.numbered(&dialer).await };
+        let look = move |(session, number): (Arc<Session>, u64)| async move { observe(&session, number, keys).await };
+        self.thread.ask(Lane::Membership, ready, look).await
     }
 
     /// Takes a lifeline on a session of its own, which ends when the answer is dropped. `None`: somebody holds it.
     pub(super) async fn take(&self, key: Lifeline) -> Result<Option<Box<dyn Send + Sync>>, StoreError> {
         let dialer = Arc::clone(self.thread.dialer());
-        let take = move || async move {
-            let session = dialer.dial("lifeline check").await.map_err(|error| not_dialled(&dialer, error))?;
-            let row = session.first("SELECT pg_try_advisory_lock($1)", &[&key.0]).await.map_err(CallError::of_read)?;
-            let taken = row.map(|row| rows::get(&row, 0, "pg_try_advisory_lock")).transpose()? == Some(true);
+        let dialled = async move { dialer.dial("lifeline check").await.map_err(|error| not_dialled(&dialer, error)) };
+        let take = move |session: Session| async move {
+            let taken = try_lock(&session, key.0).await?;
             Ok(taken.then(|| Box::new(session) as Box<dyn Send + Sync>))
         };
-        self.thread.run(Effect::Read, take).await
+        self.thread.ask(Lane::Membership, dialled, take).await
     }
 }
 
@@ -69,7 +64,8 @@ impl PostgresLifelines {
 impl Lifelines for PostgresLifelines {
     async fn hold(&self) -> Result<HeldLifeline, StoreError> {
         let dialer = Arc::clone(self.thread.dialer());
-        self.thread.run(Effect::Read, move || async move { hold(&dialer).await }).await
+        let dialled = async move { dialer.dial_watched("lifeline").await.map_err(|error| not_dialled(&dialer, error)) };
+        self.thread.ask(Lane::Heartbeat, dialled, |(session, driver)| hold(session, driver)).await
     }
 
     async fn observe(&self) -> Result<LifelinesSeen, StoreError> {
@@ -77,11 +73,9 @@ impl Lifelines for PostgresLifelines {
     }
 }
 
-async fn hold(dialer: &Dialer) -> Result<HeldLifeline, StoreError> {
-    let dialled = dialer.dial_watched("lifeline").await;
-    let (session, driver) = dialled.map_err(|error| not_dialled(dialer, error))?;
+async fn hold(session: Session, driver: JoinHandle<()>) -> Result<HeldLifeline, CallError> {
     let session = Arc::new(session);
-    let key = lock(&session).await.map_err(CallError::of_read)?;
+    let key = lock(&session).await?;
     let (held, lost) = oneshot::channel();
     let watched = Arc::downgrade(&session);
     tokio::spawn(async move {
@@ -107,39 +101,29 @@ async fn lock(session: &Session) -> Result<Lifeline, CallError> {
         let mut bytes = [0; 8];
         getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable(format!("no randomness: {error}")))?;
         let key = i64::from_le_bytes(bytes);
-        let row = session.first("SELECT pg_try_advisory_lock($1)", &[&key]).await?;
-        if row.map(|row| rows::get(&row, 0, "pg_try_advisory_lock")).transpose()? == Some(true) {
+        if try_lock(session, key).await? {
             return Ok(Lifeline(key));
         }
     }
     Err(StoreError::Unavailable(format!("{KEY_TRIES} random lifelines were all taken")).into())
 }
 
-impl Observer {
-    async fn observe(&self, dialer: &Dialer, among: Option<Vec<Lifeline>>) -> Result<LifelinesSeen, StoreError> {
-        let mut held = self.session.lock().await;
-        let session = match held.as_ref().filter(|session| !session.is_closed()) {
-            Some(session) => Arc::clone(session),
-            None => {
-                let dialled = dialer.dial("observer").await;
-                let session = Arc::new(dialled.map_err(|error| not_dialled(dialer, error))?);
-                self.number.fetch_add(1, Ordering::Relaxed);
-                *held = Some(Arc::clone(&session));
-                session
-            }
-        };
-        let observer = self.number.load(Ordering::Relaxed);
-        // Locks on two 32-bit halves of one key; those of other programs in the database are not ours to count.
-        let sql = "SELECT k.key FROM (SELECT (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
-                     WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
-                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) k
-                   WHERE CASE WHEN $1::bigint[] IS NULL THEN EXISTS (SELECT 1 FROM node_lease n WHERE n.lifeline = k.key)
-                     ELSE k.key = ANY($1) END ORDER BY k.key";
-        let among = among.map(|keys| keys.into_iter().map(|key| key.0).collect::<Vec<i64>>());
-        let found = session.query(sql, &[&among]).await.map_err(CallError::of_read)?;
-        let keys = found.iter().map(|row| rows::get(row, 0, "pg_locks").map(Lifeline));
-        Ok(LifelinesSeen { observer, held: keys.collect::<Result<_, _>>()? })
-    }
+async fn try_lock(session: &Session, key: i64) -> Result<bool, CallError> {
+    let row = session.first("SELECT pg_try_advisory_lock($1)", &[&key]).await?;
+    Ok(row.map(|row| rows::get(&row, 0, "pg_try_advisory_lock")).transpose()? == Some(true))
+}
+
+async fn observe(session: &Session, observer: u64, among: Option<Vec<Lifeline>>) -> Result<LifelinesSeen, CallError> {
+    // Locks on two 32-bit halves of one key; those of other programs in the database are not ours to count.
+    let sql = "SELECT k.key FROM (SELECT (classid::bigint << 32) | objid::bigint AS key FROM pg_locks
+                 WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND mode = 'ExclusiveLock'
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) k
+               WHERE CASE WHEN $1::bigint[] IS NULL THEN EXISTS (SELECT 1 FROM node_lease n WHERE n.lifeline = k.key)
+                 ELSE k.key = ANY($1) END ORDER BY k.key";
+    let among = among.map(|keys| keys.into_iter().map(|key| key.0).collect::<Vec<i64>>());
+    let found = session.query(sql, &[&among]).await?;
+    let keys = found.iter().map(|row| rows::get(row, 0, "pg_locks").map(Lifeline));
+    Ok(LifelinesSeen { observer, held: keys.collect::<Result<_, _>>()? })
 }
 
 pub(super) async fn replace(

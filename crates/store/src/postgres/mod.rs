@@ -9,6 +9,7 @@
 
 mod admin;
 mod append;
+pub mod bench;
 mod conversations;
 mod elsewhere;
 mod error;
@@ -38,7 +39,7 @@ use std::time::Duration;
 use conch_core::ids::NodeName;
 use tokio::runtime::Handle;
 
-pub use admin::{restored, switch_leases, system_id};
+pub use admin::{NodesInEtcd, restored, switch_leases, system_id};
 pub(crate) use elsewhere::ArmGuard;
 pub use elsewhere::ArmOutcome;
 pub use error::OpenError;
@@ -153,17 +154,17 @@ pub(crate) struct Guards {
 impl Guards {
     /// All of them.
     #[cfg(not(feature = "mutants"))]
-    fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self::default()
     }
 
-    /// All of them, unless the variable `CONCH_MUTANT` is `fence`: a process of a test, which that test must catch.
+    /// All of them, unless the variable `CONCH_MUTANT` (names, with commas between them) has `fence`: a process of a test,
+    /// which that test must catch.
     #[cfg(feature = "mutants")]
-    fn of_process() -> Self {
-        match std::env::var("CONCH_MUTANT").as_deref() {
-            Ok("fence") => Self { fence: FenceGuard::Off, ..Self::default() },
-            _ => Self::default(),
-        }
+    pub(crate) fn of_process() -> Self {
+        let mutants = std::env::var("CONCH_MUTANT").unwrap_or_default();
+        let fence = if mutants.split(',').any(|name| name == "fence") { FenceGuard::Off } else { FenceGuard::On };
+        Self { fence, ..Self::default() }
     }
 }
 

@@ -9,11 +9,11 @@ use conch_core::record::{Record, RecordKind};
 use conch_core::time::Timestamp;
 use tokio_postgres::Row;
 
-use super::conversations::conversation_kind;
+use super::conversations::{conversation_kind, regions};
 use super::error::CallError;
 use super::rows::{self, Id, damaged};
 use super::session::Session;
-use crate::{Direction, DueRow, DueWhy, Page, RangeQuery, StoreError, Summary, SummaryPage};
+use crate::{Direction, DueQuery, DueRow, DueWhy, Page, RangeQuery, StoreError, Summary, SummaryPage};
 
 /// Bodies on one page, in bytes; a page holds at least one record, which may be larger.
 const PAGE_MAX_BYTES: i64 = 1024 * 1024;
@@ -191,27 +191,45 @@ fn summary_of(row: &Row) -> Result<Summary, StoreError> {
     })
 }
 
+/// The list of due work. Times are compared as they are stored, to the microsecond.
+macro_rules! due_sql {
+    ($nobody_owns_it:literal) => {
+        concat!(
+            "SELECT v.id, d.why, (extract(epoch FROM d.due_at) * 1000000)::bigint, v.regions, v.home
+               FROM conv_due d JOIN conversation v USING (conv_id) LEFT JOIN conv_head h USING (conv_id),
+                    (SELECT timestamptz 'epoch' + $2::bigint * interval '1 microsecond' AS at) a
+              WHERE d.due_at <= clock_timestamp() AND d.due_at >= a.at AND (d.due_at > a.at OR v.id > $3)
+                AND (cardinality(v.regions) = 0 OR $1 = ANY(v.regions)) AND ",
+            $nobody_owns_it,
+            " ORDER BY d.due_at, v.id LIMIT $4"
+        )
+    };
+}
+
 /// Due work whose owner has no row in `node_lease`.
-pub(super) async fn due(session: &Session, limit: usize) -> Result<Vec<DueRow>, CallError> {
-    let sql =
-        "SELECT v.id, d.why FROM conv_due d JOIN conversation v USING (conv_id) LEFT JOIN conv_head h USING (conv_id)
-               LEFT JOIN node_lease n ON n.incarnation = h.owner
-               WHERE d.due_at <= clock_timestamp() AND n.incarnation IS NULL ORDER BY d.due_at, v.id LIMIT $1";
-    due_rows(&session.query(sql, &[&rows::limit(limit)]).await?)
+pub(super) async fn due(session: &Session, query: &DueQuery) -> Result<Vec<DueRow>, CallError> {
+    let sql = due_sql!("NOT EXISTS (SELECT 1 FROM node_lease n WHERE n.incarnation = h.owner)");
+    let (after_us, after_id) = behind(query);
+    let rows = session.query(sql, &[&query.region.as_str(), &after_us, &after_id, &rows::limit(query.limit)]).await?;
+    due_rows(&rows)
 }
 
 /// Due work whose owner is none of these.
 pub(super) async fn due_unowned(
     session: &Session,
     live: &[Incarnation],
-    limit: usize,
+    query: &DueQuery,
 ) -> Result<Vec<DueRow>, CallError> {
-    let sql =
-        "SELECT v.id, d.why FROM conv_due d JOIN conversation v USING (conv_id) LEFT JOIN conv_head h USING (conv_id)
-               WHERE d.due_at <= clock_timestamp() AND (h.owner IS NULL OR h.owner <> ALL($1))
-               ORDER BY d.due_at, v.id LIMIT $2";
+    let sql = due_sql!("(h.owner IS NULL OR h.owner <> ALL($5))");
     let live: Vec<Id> = live.iter().map(|incarnation| Id::from(*incarnation)).collect();
-    due_rows(&session.query(sql, &[&live, &rows::limit(limit)]).await?)
+    let (after_us, after_id) = behind(query);
+    let limit = rows::limit(query.limit);
+    due_rows(&session.query(sql, &[&query.region.as_str(), &after_us, &after_id, &limit, &live]).await?)
+}
+
+/// What the rows of a query come behind; no id is empty, and nothing was due in 1970.
+fn behind(query: &DueQuery) -> (i64, &str) {
+    query.after.as_ref().map_or((0, ""), |mark| (mark.at_us, mark.conversation.as_str()))
 }
 
 fn due_rows(found: &[Row]) -> Result<Vec<DueRow>, CallError> {
@@ -219,7 +237,13 @@ fn due_rows(found: &[Row]) -> Result<Vec<DueRow>, CallError> {
         let why: i16 = rows::get(row, 1, "conv_due.why")?;
         let why =
             DueWhy::from_number(why.into()).ok_or_else(|| damaged("conv_due.why", format!("{why} is not a reason")))?;
-        Ok(DueRow { conversation: rows::parse(row, 0, "conversation.id")?, why })
+        Ok(DueRow {
+            conversation: rows::parse(row, 0, "conversation.id")?,
+            why,
+            at_us: rows::get(row, 2, "conv_due.due_at")?,
+            regions: regions(&rows::get::<Vec<&str>>(row, 3, "conversation.regions")?)?,
+            home: rows::parse(row, 4, "conversation.home")?,
+        })
     };
     Ok(found.iter().map(row).collect::<Result<_, StoreError>>()?)
 }

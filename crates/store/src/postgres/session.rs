@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Statement};
@@ -22,7 +23,7 @@ use super::url::{Encryption, Target};
 use crate::StoreError;
 
 /// A connection is made within this time, or not at all.
-const DIAL_LIMIT: Duration = Duration::from_secs(4);
+pub(super) const DIAL_LIMIT: Duration = Duration::from_secs(4);
 /// Longest wait for an answer; a little more than the server's own limits, so that it answers first.
 pub(super) const CALL_LIMIT: Duration = Duration::from_millis(5_500);
 /// What every session runs with (design: leases and fences). Given at its start, so that a RESET comes back to it.
@@ -43,11 +44,18 @@ pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(super) struct Dialer {
     target: Target,
     node: String,
+    /// Settings besides [`SETTINGS`].
+    further: &'static [(&'static str, &'static str)],
 }
 
 impl Dialer {
     pub(super) fn new(target: Target, node: String) -> Self {
-        Self { target, node }
+        Self { target, node, further: &[] }
+    }
+
+    /// The same for sessions with these settings besides [`SETTINGS`].
+    pub(super) fn with(&self, further: &'static [(&'static str, &'static str)]) -> Self {
+        Self { target: self.target.clone(), node: self.node.clone(), further }
     }
 
     /// Hosts and ports, for messages.
@@ -66,7 +74,8 @@ impl Dialer {
     pub(super) async fn dial_watched(&self, purpose: &str) -> Result<(Session, JoinHandle<()>), CallError> {
         let mut config = self.target.config.clone();
         config.application_name(format!("conch/{}/{purpose}", self.node));
-        let settings = SETTINGS.iter().map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
+        let settings =
+            SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
         let given = config.get_options().map(str::to_owned);
         config.options(given.into_iter().chain(settings).collect::<Vec<_>>().join(" "));
         let dialled = tokio::time::timeout(DIAL_LIMIT, async {
@@ -207,26 +216,67 @@ where
     }
 }
 
-/// A place for one session that is dialled again when it was lost.
+/// A place for one session that is dialled again when it was lost. All who wait for it wait for the same dial, and share
+/// its end: with a server that does not answer nobody waits longer than for one.
+///
+/// Its sessions live on the runtime that it is used on.
 pub(super) struct Slot {
     purpose: &'static str,
-    session: tokio::sync::Mutex<Option<Arc<Session>>>,
+    latest: Mutex<Latest>,
 }
+
+#[derive(Default)]
+struct Latest {
+    number: u64,
+    dial: Option<Dial>,
+}
+
+/// What a dial led to; nothing as long as it is under way.
+type Dial = watch::Receiver<Option<Result<Arc<Session>, StoreError>>>;
 
 impl Slot {
     pub(super) fn new(purpose: &'static str) -> Self {
-        Self { purpose, session: tokio::sync::Mutex::new(None) }
+        Self { purpose, latest: Mutex::default() }
     }
 
-    /// The session; a new one if there is none that lives.
-    pub(super) async fn get(&self, dialer: &Dialer) -> Result<Arc<Session>, StoreError> {
-        let mut held = self.session.lock().await;
-        if let Some(session) = held.as_ref().filter(|session| !session.is_closed()) {
-            return Ok(Arc::clone(session));
+    /// The session; a new one if there is none that lives. Cancel safe: a dial goes on for the others.
+    pub(super) async fn get(&self, dialer: &Arc<Dialer>) -> Result<Arc<Session>, StoreError> {
+        Ok(self.numbered(dialer).await?.0)
+    }
+
+    /// The same with the session's number: another session has a higher one.
+    pub(super) async fn numbered(&self, dialer: &Arc<Dialer>) -> Result<(Arc<Session>, u64), StoreError> {
+        let (number, mut dial) = self.dial(dialer);
+        let ended = || StoreError::Unavailable("the runtime ended meanwhile".to_owned());
+        let dialled = dial.wait_for(Option::is_some).await.map_err(|_| ended())?.clone();
+        Ok((dialled.unwrap_or_else(|| Err(ended()))?, number))
+    }
+
+    /// The dial that is under way, or the last one if its session lives; else a new one.
+    fn dial(&self, dialer: &Arc<Dialer>) -> (u64, Dial) {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(dial) = latest.dial.as_ref().filter(|dial| is_of_use(dial)) {
+            return (latest.number, dial.clone());
         }
-        let session = dialer.dial(self.purpose).await.map(Arc::new).map_err(|error| not_dialled(dialer, error))?;
-        *held = Some(Arc::clone(&session));
-        Ok(session)
+        let (done, dial) = watch::channel(None);
+        let (dialer, purpose) = (Arc::clone(dialer), self.purpose);
+        tokio::spawn(async move {
+            let dialled = dialer.dial(purpose).await.map(Arc::new).map_err(|error| not_dialled(&dialer, error));
+            // The slot may be gone.
+            let _ = done.send(Some(dialled));
+        });
+        latest.number += 1;
+        latest.dial = Some(dial.clone());
+        (latest.number, dial)
+    }
+}
+
+fn is_of_use(dial: &Dial) -> bool {
+    match &*dial.borrow() {
+        Some(Ok(session)) => !session.is_closed(),
+        Some(Err(_)) => false,
+        // An error: its runtime has ended.
+        None => dial.has_changed().is_ok(),
     }
 }
 

@@ -7,13 +7,12 @@ use async_trait::async_trait;
 use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, Seq, Subject};
 use conch_core::time::Timestamp;
 
-use super::lease_thread::Lane;
 use super::ownership::Registry;
 use super::{PostgresStore, append, conversations, lifelines, nodes, ownership, queries};
-use crate::own_thread::Effect;
+use crate::own_thread::{Effect, Lane};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -293,8 +292,9 @@ impl LogStore for PostgresStore {
         .await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
-        self.pooled(Effect::Read, move |session| async move { queries::due(&session, limit).await }).await
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+        let query = query.clone();
+        self.pooled(Effect::Read, move |session| async move { queries::due(&session, &query).await }).await
     }
 
     async fn save_checkpoint(

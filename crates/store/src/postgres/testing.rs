@@ -6,15 +6,19 @@
 //!
 //! Deliberately absent: installing anything. `./test` does that.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 
 use tokio_postgres::NoTls;
+
+mod pooler;
+
+pub use pooler::Pooler;
 
 /// The role and the first database of a test server.
 const SUPERUSER: &str = "postgres";
@@ -46,12 +50,28 @@ impl Listening {
     }
 }
 
-/// The supervisor: starts the server, waits for the end of its input, stops the server, removes the directory.
+/// How a test server is stopped before it starts anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// Sessions end, and everything is written out.
+    Fast,
+    /// As in a crash: the next start recovers from the log.
+    Immediate,
+}
+
+/// The supervisor: starts the server, and anew for each line, which names the signal that stops it; waits for the end of its
+/// input, stops the server, removes the directory.
 const SUPERVISOR: &str = r#"
 directory=$1; shift
 "$@" >>"$directory/log" 2>&1 </dev/null &
 server=$!
-while IFS= read -r line; do :; done
+while IFS= read -r signal; do
+  kill -"$signal" "$server" 2>/dev/null
+  wait "$server"
+  "$@" >>"$directory/log" 2>&1 </dev/null &
+  server=$!
+  echo again
+done
 kill -QUIT "$server" 2>/dev/null
 wait "$server"
 [ -n "$CONCH_KEEP_TEST_SERVER" ] || rm -rf "$directory"
@@ -71,7 +91,9 @@ pub struct TestServer {
     user: Option<User>,
     supervisor: Mutex<Child>,
     /// Its end is the server's.
-    _alive: ChildStdin,
+    alive: Mutex<ChildStdin>,
+    /// A line for each start but the first.
+    started: Mutex<BufReader<ChildStdout>>,
     statements: Mutex<mpsc::Sender<Statement>>,
     databases: AtomicU32,
     listening: Listening,
@@ -192,9 +214,10 @@ impl TestServer {
             supervisor.arg("-c").arg(setting);
         }
         // A group of its own: an interrupt of the terminal ends the tests first, and those end it.
-        supervisor.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        supervisor.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = supervisor.spawn().expect("/bin/sh runs");
-        let alive = child.stdin.take().expect("its input is a pipe");
+        let alive = Mutex::new(child.stdin.take().expect("its input is a pipe"));
+        let started = Mutex::new(BufReader::new(child.stdout.take().expect("its output is a pipe")));
         wait_until_ready(&directory, &programs, user, listening.port());
         let statements = Mutex::new(start_statements(&directory, listening.port()));
         Self {
@@ -202,7 +225,8 @@ impl TestServer {
             programs,
             user,
             supervisor: Mutex::new(child),
-            _alive: alive,
+            alive,
+            started,
             statements,
             databases: AtomicU32::new(0),
             listening,
@@ -263,9 +287,26 @@ impl TestServer {
         run(promote.args(["promote", "--wait", "--pgdata"]).arg(self.directory.join("data")), "pg_ctl promote");
     }
 
+    /// Stops it and starts it on the same files, and waits until it takes sessions.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn restart(&self, stop: Stop) {
+        let signal = match stop {
+            Stop::Fast => "INT",
+            Stop::Immediate => "QUIT",
+        };
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(alive, "{signal}").expect("its supervisor reads");
+        let mut line = String::new();
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.read_line(&mut line).expect("its supervisor says so");
+        wait_until_ready(&self.directory, &self.programs, self.user, self.listening.port());
+    }
+
     /// Stops it as a crash would, and waits for its end. Its files are removed.
     pub fn crash(self) {
-        drop(self._alive);
+        drop(self.alive);
         let _ = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).wait();
     }
 }
@@ -367,7 +408,8 @@ fn run(command: &mut Command, what: &str) {
 }
 
 fn wait_until_ready(directory: &Path, programs: &Path, user: Option<User>, port: u16) {
-    const TRIES: u32 = 600;
+    // A recovery syncs every file first, which takes long on a busy disk.
+    const TRIES: u32 = 2400;
     for _ in 0..TRIES {
         let mut ready = as_user(&programs.join("pg_isready"), user);
         ready.args(["--quiet", "--port", &port.to_string(), "--host"]).arg(directory);

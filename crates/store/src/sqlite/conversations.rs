@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Between the names in `conversation.regions`; no region's name holds it.
-const REGION_SEPARATOR: char = ',';
+pub(super) const REGION_SEPARATOR: char = ',';
 
 pub(super) fn create(write: &WriteTransaction<'_>, new: &NewConversation) -> Result<Created, StoreError> {
     if let Some(existing) = info(write.connection, &new.conversation)? {
@@ -228,7 +228,7 @@ fn kind(connection: &Connection, conversation: &ConvRef) -> Result<Option<Conver
     })
 }
 
-fn regions(text: &str) -> Result<Vec<Region>, StoreError> {
+pub(super) fn regions(text: &str) -> Result<Vec<Region>, StoreError> {
     let names = text.split(REGION_SEPARATOR).filter(|name| !name.is_empty());
     names.map(|name| name.parse().map_err(|error| damaged("conversation.regions", error))).collect()
 }

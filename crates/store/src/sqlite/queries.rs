@@ -9,10 +9,16 @@ use conch_core::record::{Record, RecordKind};
 use conch_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
+use super::conversations::{REGION_SEPARATOR, regions};
 use super::error::{damaged, store_error};
 use super::readers::ReadTransaction;
 use super::rows;
-use crate::{Checkpoint, Direction, DueRow, DueWhy, Page, RangeQuery, StoreError, Summary, SummaryPage, UNREAD_CAP};
+use crate::{
+    Checkpoint, Direction, DueQuery, DueRow, DueWhy, Page, RangeQuery, StoreError, Summary, SummaryPage, UNREAD_CAP,
+};
+
+/// Microseconds of a millisecond.
+const MICROS: i64 = 1_000;
 
 /// Bodies on one page, in bytes; a page holds at least one record, which may be larger.
 pub(super) const PAGE_MAX_BYTES: usize = 1024 * 1024;
@@ -182,16 +188,26 @@ pub(super) fn conversation_kind(number: i64) -> Result<ConversationKind, StoreEr
     ConversationKind::from_number(number).ok_or_else(|| damaged("conversation.kind", format!("{number} is not a kind")))
 }
 
-pub(super) fn due(read: &ReadTransaction<'_>, limit: usize) -> Result<Vec<DueRow>, StoreError> {
-    let sql =
-        "SELECT v.id, d.why FROM conv_due d JOIN conversation v USING (conv_id) LEFT JOIN conv_head h USING (conv_id)
+pub(super) fn due(read: &ReadTransaction<'_>, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+    let sql = "SELECT v.id, d.why, d.due_at, v.regions, v.home
+               FROM conv_due d JOIN conversation v USING (conv_id) LEFT JOIN conv_head h USING (conv_id)
                LEFT JOIN node_lease n ON n.incarnation = h.owner
-               WHERE d.due_at <= ?1 AND n.incarnation IS NULL ORDER BY d.due_at, v.id LIMIT ?2";
-    rows::collect(read.connection, sql, params![read.now_ms, rows::limit(limit)], |row| {
-        let why: i64 = rows::get(row, 1, "conv_due.why")?;
+               WHERE d.due_at <= ?1 AND n.incarnation IS NULL AND (d.due_at, v.id) > (?2, ?3)
+                 AND (v.regions = '' OR instr(?4 || v.regions || ?4, ?4 || ?5 || ?4) > 0)
+               ORDER BY d.due_at, v.id LIMIT ?6";
+    // No id is empty, and nothing was due in 1970.
+    let (after_us, after_id) = query.after.as_ref().map_or((0, ""), |mark| (mark.at_us, mark.conversation.as_str()));
+    let (separator, region) = (REGION_SEPARATOR.to_string(), query.region.as_str());
+    let limit = rows::limit(query.limit);
+    let parameters = params![read.now_ms, after_us / MICROS, after_id, separator, region, limit];
+    rows::collect(read.connection, sql, parameters, |row| {
+        let (why, at_ms): (i64, i64) = (rows::get(row, 1, "conv_due.why")?, rows::get(row, 2, "conv_due.due_at")?);
         Ok(DueRow {
             conversation: rows::parse(row, 0, "conversation.id")?,
             why: DueWhy::from_number(why).ok_or_else(|| damaged("conv_due.why", format!("{why} is not a reason")))?,
+            at_us: at_ms.saturating_mul(MICROS),
+            regions: regions(rows::text(row, 3, "conversation.regions")?)?,
+            home: rows::parse(row, 4, "conversation.home")?,
         })
     })
 }

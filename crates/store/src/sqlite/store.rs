@@ -10,7 +10,7 @@ use conch_core::time::Timestamp;
 use super::{SqliteStore, append, conversations, leases, queries};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
-    CursorOutcome, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
+    CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
     NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
 };
 
@@ -206,8 +206,9 @@ impl LogStore for SqliteStore {
         self.writer.write(1, move |write| conversations::move_cursor(write, &conversation, &sub, to)).await
     }
 
-    async fn due(&self, limit: usize) -> Result<Vec<DueRow>, StoreError> {
-        self.readers.read(move |read| queries::due(read, limit)).await
+    async fn due(&self, query: &DueQuery) -> Result<Vec<DueRow>, StoreError> {
+        let query = query.clone();
+        self.readers.read(move |read| queries::due(read, &query)).await
     }
 
     async fn save_checkpoint(

@@ -3,6 +3,7 @@
 //! What comes while a direction is held is kept, in order, and goes on when it is let go. Each connection has two threads, which
 //! end with it.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -49,7 +50,10 @@ struct State {
     held: Option<(Way, &'static str)>,
     /// What waits, of all connections.
     waiting: Vec<u8>,
-    ends: Vec<Box<dyn End>>,
+    /// Of the connections that there are, by number.
+    ends: BTreeMap<u64, [Box<dyn End>; 2]>,
+    /// Connections so far.
+    connections: u64,
 }
 
 /// The wire.
@@ -92,12 +96,19 @@ impl Gate {
     }
 
     fn join(&self, client: &dyn End, server: &dyn End) {
-        self.shared.0.lock().expect("nobody panicked").ends.extend([client.again(), server.again()]);
+        let mut state = self.shared.0.lock().expect("nobody panicked");
+        let number = state.connections;
+        state.connections += 1;
+        state.ends.insert(number, [client.again(), server.again()]);
+        drop(state);
         for (way, from, to) in
             [(Way::There, client.again(), server.again()), (Way::Back, server.again(), client.again())]
         {
             let gate = self.clone();
-            std::thread::spawn(move || gate.carry(way, from, to));
+            std::thread::spawn(move || {
+                gate.carry(way, from, to);
+                gate.shared.0.lock().expect("nobody panicked").ends.remove(&number);
+            });
         }
     }
 
@@ -150,8 +161,8 @@ impl Gate {
 
     /// Ends every connection; what was held is lost.
     pub(crate) fn cut(&self) {
-        let mut state = self.shared.0.lock().expect("nobody panicked");
-        for end in state.ends.drain(..) {
+        let state = self.shared.0.lock().expect("nobody panicked");
+        for end in state.ends.values().flatten() {
             end.close();
         }
         drop(state);

@@ -3,13 +3,23 @@
 //!
 //! One test runs at a time: they look at how long a takeover takes, and several clusters at once would starve each other.
 
+mod beliefs;
+mod channels;
+mod chaos;
 mod database;
 mod drains;
 mod failover;
 mod gate;
+mod heartbeats;
+mod herd;
+mod leases;
 mod links;
 mod load;
+mod metronome;
 mod network;
 mod owners;
+mod pair;
 mod rig;
+mod sockets;
 mod turns;
+mod weather;

@@ -1,6 +1,6 @@
 //! Nodes of one cluster: started, asked, and ended; and the database behind them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -45,6 +45,8 @@ pub(crate) struct Place {
     pub(crate) settings: Vec<String>,
     /// Variables of its environment.
     pub(crate) variables: Vec<(&'static str, String)>,
+    /// The binary.
+    pub(crate) program: PathBuf,
     /// What the command is started with, such as `ip netns exec NAME`.
     pub(crate) prefix: Vec<String>,
 }
@@ -97,6 +99,7 @@ impl Cluster {
             store: store.clone(),
             settings: SETTINGS.map(str::to_owned).to_vec(),
             variables: Vec::new(),
+            program: env!("CARGO_BIN_EXE_conch").into(),
             prefix: Vec::new(),
         };
         Self {
@@ -124,7 +127,7 @@ impl Cluster {
         }
     }
 
-    fn log(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.scratch.path().join(format!("{name}.log"))
     }
 
@@ -138,25 +141,31 @@ impl Cluster {
         for setting in &place.settings {
             arguments.extend(["--set", setting]);
         }
-        let mut command = conch(&arguments);
-        if let Some((program, before)) = place.prefix.split_first() {
-            let mut whole = Command::new(program);
-            whole.args(before).arg(env!("CARGO_BIN_EXE_conch")).args(command.get_args());
-            for (name, _) in command.get_envs() {
-                whole.env_remove(name);
-            }
-            whole.stdin(std::process::Stdio::null());
-            command = whole;
+        let before = place.prefix.first().map_or(place.program.as_path(), Path::new);
+        let mut command = Command::new(before);
+        if let Some((_, rest)) = place.prefix.split_first() {
+            command.args(rest).arg(&place.program);
         }
+        // Without anything of this process's own configuration, and without input.
+        let bare = conch(&arguments);
+        for (name, _) in bare.get_envs() {
+            command.env_remove(name);
+        }
+        command.args(bare.get_args()).stdin(std::process::Stdio::null());
         command.env("CONCH_AUTH_SECRET", SECRET).envs(place.variables.iter().cloned());
         command
     }
 
     /// Starts a node at any place, and waits until it is ready.
     pub(crate) fn launch(&self, place: &Place) -> Node {
-        let mut node = Node::launch(Self::serve(place), &place.operations, &self.log(&place.name));
+        let mut node = self.begin(place);
         node.wait_until_ready();
         node
+    }
+
+    /// Starts a node at any place.
+    pub(crate) fn begin(&self, place: &Place) -> Node {
+        Node::launch(Self::serve(place), &place.operations, &self.log(&place.name))
     }
 
     pub(crate) fn start(&mut self, index: usize) {
@@ -236,12 +245,19 @@ impl Cluster {
 
 /// Rows of a query, each one's columns separated by `|`.
 pub(crate) fn rows(database: &str, sql: &str) -> Vec<String> {
+    try_rows(database, sql).unwrap_or_else(|problem| panic!("{sql}: {problem}"))
+}
+
+/// The same, of a database that may be away.
+pub(crate) fn try_rows(database: &str, sql: &str) -> Result<Vec<String>, String> {
     let mut psql = Command::new("psql");
     psql.args(["--no-psqlrc", "--no-align", "--tuples-only", "--set", "ON_ERROR_STOP=1", "--command", sql, database]);
     let output = psql.output().expect("psql comes with PostgreSQL (Debian's package is `postgresql`)");
-    assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
     let text = String::from_utf8(output.stdout).expect("UTF-8");
-    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
 /// A file of a test.

@@ -32,7 +32,29 @@ pub struct Version {
 }
 
 /// This node's version.
-pub const VERSION: Version = Version { major: 1, minor: 0 };
+pub const VERSION: Version = Version { major: 1, minor: 1 };
+
+/// What a node can besides what its version says; a bit each. Unknown bits mean nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// Nothing besides.
+    pub const NONE: Self = Self(0);
+    /// It answers what operators ask: what it owns, and what happened on it.
+    pub const SURVEY: Self = Self(1);
+    /// It knows what is asked of turns and of what they are run by.
+    pub const TURNS: Self = Self(2);
+
+    /// Whether all of these are there.
+    #[must_use]
+    pub fn have(self, needed: Self) -> bool {
+        self.0 & needed.0 == needed.0
+    }
+}
+
+/// What this node can.
+pub const FEATURES: Features = Features(Features::SURVEY.0 | Features::TURNS.0);
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -45,8 +67,8 @@ impl fmt::Display for Version {
 pub struct Hello {
     /// Its version; of this node's major.
     pub version: Version,
-    /// What it can besides, a bit each; none is defined yet, and unknown ones mean nothing.
-    pub features: u64,
+    /// What it can besides.
+    pub features: Features,
     /// The cluster that it belongs to; 1 to 128 bytes.
     pub cluster: String,
     /// Which process it is.
@@ -59,13 +81,14 @@ pub struct Hello {
 
 /// The part of a hello that may differ between versions.
 struct Rest {
-    features: u64,
+    features: Features,
     cluster: String,
     incarnation: Incarnation,
     node: NodeName,
     nonce: [u8; NONCE_BYTES],
 }
 
+wire_struct!(Features { 0: features });
 wire_struct!(Rest { features: features, cluster: cluster, incarnation: incarnation, node: node, nonce: nonce });
 
 impl Wire for Hello {

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use crate::ids::{ConversationId, Epoch, Generation, LogId, Seq, Subject};
+use super::hello::Features;
+use super::survey::{EventsPage, OwnedPage, OwnedQuery};
+use crate::ids::{AgentName, ConversationId, Epoch, Generation, LogId, Seq, Subject};
 use crate::presence::shard::ShardReport;
 use crate::record::Draft;
 use crate::refusal::Refusal;
@@ -57,6 +59,13 @@ pub enum Request {
         /// How often it may be passed on again.
         hops: Hops,
     },
+    /// What an earlier version says when the agent is another one: [`Request::ReadAgain`], in its words.
+    SetAgent {
+        /// Where.
+        conversation: ConversationId,
+        /// Whose.
+        agent: AgentName,
+    },
     /// Its agent or its settings are others: read them again, if you own the conversation.
     ReadAgain {
         /// Where.
@@ -83,6 +92,35 @@ pub enum Request {
         /// How often it may be passed on again.
         hops: Hops,
     },
+    /// Would you take this many conversations, to even out or because they are at home with you? Asked of those alone who
+    /// told what they own ([`Notice::Load`]), for earlier versions know neither.
+    Share {
+        /// How many.
+        conversations: u32,
+        /// Take only as many as leave you with at most this many.
+        level: u32,
+    },
+    /// What do you own? For operators, with a short time-out.
+    Owned(OwnedQuery),
+    /// What happened to ownership on you lately? For operators, with a short time-out.
+    Events {
+        /// After the event of this id; `None`: the newest.
+        after: Option<u64>,
+        /// At most so many.
+        limit: u32,
+    },
+}
+
+impl Request {
+    /// What a peer has to know before it may be asked this: one that cannot read a request ends the connection.
+    #[must_use]
+    pub fn needs(&self) -> Features {
+        match self {
+            Self::Owned(_) | Self::Events { .. } => Features::SURVEY,
+            Self::ReadAgain { .. } | Self::Turn { .. } => Features::TURNS,
+            _ => Features::NONE,
+        }
+    }
 }
 
 /// What it answers.
@@ -92,7 +130,7 @@ pub enum Response {
     Appended(Result<Vec<Receipt>, Refusal>),
     /// To what needs no more: it was heard.
     Heard,
-    /// To an offer: at most this many.
+    /// To an offer or a share: at most this many.
     Takes(u32),
     /// To [`Request::Sessions`]: how many sessions there are over all gateways, and who, as far as this node knows.
     Sessions {
@@ -101,6 +139,10 @@ pub enum Response {
         /// Who is present, as the JSON of the presence call; `None` likewise.
         presence: Option<String>,
     },
+    /// To [`Request::Owned`].
+    Owned(OwnedPage),
+    /// To [`Request::Events`].
+    Events(EventsPage),
 }
 
 /// What a node tells all others, without an answer and without a promise: who missed one looks into the store.
@@ -138,6 +180,11 @@ pub enum Notice {
         conversation: ConversationId,
         /// Who.
         sub: Subject,
+    },
+    /// How much this node owns; it takes part in evening out.
+    Load {
+        /// Conversations.
+        owned: u32,
     },
 }
 

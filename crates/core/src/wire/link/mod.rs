@@ -12,14 +12,16 @@ mod encoding;
 mod frame;
 mod hello;
 mod messages;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use encoding::{DecodeError, Known};
 pub use frame::{Frame, Opened, Reason, RequestId, StreamId, next_frame};
-pub use hello::{Hello, NONCE_BYTES, PROOF_BYTES, Proof, Side, VERSION, Version, transcript};
+pub use hello::{FEATURES, Features, Hello, NONCE_BYTES, PROOF_BYTES, Proof, Side, VERSION, Version, transcript};
 pub use messages::{FollowerReport, Handed, Hops, Notice, Request, Response};
+pub use survey::{EventsPage, Owned, OwnedPage, OwnedQuery, Rest};
 
 /// Most bytes of a frame before its sender has proved itself.
 pub const HELLO_MAX_BYTES: usize = 1024;

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::body::{Body, Limits};
-use crate::ids::{Epoch, Generation, Incarnation, LogId, Seq};
+use crate::ids::{ConvKey, Epoch, Generation, Incarnation, LogId, Seq};
 use crate::presence::shard::{Meta, MetaRef, PresenceNews, ShardNews, ShardReport};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Code, Refusal, Retry};
@@ -143,10 +143,20 @@ fn turn_ask() -> impl Strategy<Value = TurnAsk> {
     ]
 }
 
+fn key() -> impl Strategy<Value = ConvKey> {
+    any::<[u8; 16]>().prop_map(ConvKey)
+}
+
+fn owned() -> impl Strategy<Value = Owned> {
+    let rest = prop_oneof![Just(Rest::Active), Just(Rest::Hibernating)];
+    (id(), epoch(), rest).prop_map(|(conversation, epoch, rest)| Owned { conversation, epoch, rest })
+}
+
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         (id(), prop::collection::vec(draft(), 0..4), any::<u8>())
             .prop_map(|(conversation, drafts, hops)| Request::Append { conversation, drafts, hops: Hops(hops) }),
+        (id(), id()).prop_map(|(conversation, agent)| Request::SetAgent { conversation, agent }),
         id().prop_map(|conversation| Request::ReadAgain { conversation }),
         (id(), turn_ask(), any::<u8>()).prop_map(|(conversation, ask, hops)| Request::Turn {
             conversation,
@@ -156,6 +166,10 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u32>().prop_map(|conversations| Request::Offer { conversations }),
         handed().prop_map(Request::HandOff),
         id().prop_map(|conversation| Request::Sessions { conversation }),
+        any::<[u32; 2]>().prop_map(|[conversations, level]| Request::Share { conversations, level }),
+        (option::of(key()), "\\PC{0,12}", any::<u32>())
+            .prop_map(|(after, contains, limit)| Request::Owned(OwnedQuery { after, contains, limit })),
+        (option::of(any::<u64>()), any::<u32>()).prop_map(|(after, limit)| Request::Events { after, limit }),
     ]
 }
 
@@ -167,6 +181,10 @@ fn response() -> impl Strategy<Value = Response> {
         any::<u32>().prop_map(Response::Takes),
         (option::of(any::<u32>()), option::of("\\PC{0,30}"))
             .prop_map(|(connected, presence)| Response::Sessions { connected, presence }),
+        (any::<u64>(), prop::collection::vec(owned(), 0..4), option::of(key()))
+            .prop_map(|(total, owned, through)| Response::Owned(OwnedPage { total, owned, through })),
+        ("\\PC{0,30}", any::<u64>(), any::<bool>())
+            .prop_map(|(events, through, missed)| Response::Events(EventsPage { events, through, missed })),
     ]
 }
 
@@ -177,6 +195,7 @@ fn notice() -> impl Strategy<Value = Notice> {
         (id(), id()).prop_map(|(conversation, sub)| Notice::MemberRemoved { conversation, sub }),
         id().prop_map(|conversation| Notice::ConversationChanged { conversation }),
         (id(), id()).prop_map(|(conversation, sub)| Notice::CursorMoved { conversation, sub }),
+        any::<u32>().prop_map(|owned| Notice::Load { owned }),
     ]
 }
 
@@ -228,7 +247,7 @@ fn hello() -> impl Strategy<Value = Hello> {
     (any::<u16>(), any::<u64>(), name(), any::<u128>(), id(), any::<[u8; NONCE_BYTES]>()).prop_map(
         |(minor, features, cluster, incarnation, node, nonce)| Hello {
             version: Version { minor, ..VERSION },
-            features,
+            features: Features(features),
             cluster,
             incarnation: Incarnation(incarnation),
             node,
@@ -443,15 +462,32 @@ fn bodies_must_be_objects_and_stay_as_they_are() {
 fn another_version_or_protocol_is_refused_by_name() {
     let mut head = b"\x01conch-link".to_vec();
     head.extend_from_slice(&[0, 2, 0, 7, 1, 2, 3]);
-    assert_eq!(refused(&head), "it speaks version 2.7 of the link's protocol, this node 1.0");
+    assert_eq!(refused(&head), "it speaks version 2.7 of the link's protocol, this node 1.1");
     assert_eq!(refused(b"\x01GET / HTTP/1.1\r\n"), "it does not speak the link's protocol");
+}
+
+#[test]
+fn only_a_peer_that_knows_them_is_asked_newer_requests() {
+    let cancel = Cancel { turn: Seq(1), mode: CancelMode::Keep, by: "ada".parse().expect("valid"), reason: None };
+    let conversation: ConversationId = "a".parse().expect("valid");
+    let newer = [
+        Request::Owned(OwnedQuery::default()),
+        Request::Events { after: None, limit: 1 },
+        Request::ReadAgain { conversation: conversation.clone() },
+        Request::Turn { conversation, ask: TurnAsk::Cancel(cancel), hops: Hops::START },
+    ];
+    for request in newer {
+        assert!(FEATURES.have(request.needs()) && !Features::NONE.have(request.needs()), "{request:?}");
+        assert!(Features(u64::MAX).have(request.needs()), "unknown features mean nothing");
+    }
+    assert!(Features::NONE.have(Request::Offer { conversations: 1 }.needs()));
 }
 
 #[test]
 fn each_side_proves_another_thing() {
     let hello = |incarnation, nonce| Hello {
         version: VERSION,
-        features: 0,
+        features: Features::NONE,
         cluster: "c".to_owned(),
         incarnation: Incarnation(incarnation),
         node: "n".parse().expect("valid"),

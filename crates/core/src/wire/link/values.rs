@@ -186,17 +186,23 @@ wire_struct!(Handed {
 });
 wire_enum!(Request, "request" {
     1 = Append { conversation: conversation, drafts: drafts, hops: hops };
-    2 = ReadAgain { conversation: conversation };
+    2 = SetAgent { conversation: conversation, agent: agent };
     3 = Offer { conversations: conversations };
     4 = HandOff { 0: handed };
     5 = Sessions { conversation: conversation };
-    20 = Turn { conversation: conversation, ask: ask, hops: hops };
+    6 = Share { conversations: conversations, level: level };
+    7 = Owned { 0: query };
+    8 = Events { after: after, limit: limit };
+    9 = ReadAgain { conversation: conversation };
+    10 = Turn { conversation: conversation, ask: ask, hops: hops };
 });
 wire_enum!(Response, "response" {
     1 = Appended { 0: appended };
     2 = Heard {};
     3 = Takes { 0: takes };
     4 = Sessions { connected: connected, presence: presence };
+    6 = Owned { 0: page };
+    7 = Events { 0: page };
 });
 wire_enum!(Notice, "notice" {
     1 = Published { conversation: conversation, seq: seq };
@@ -204,6 +210,7 @@ wire_enum!(Notice, "notice" {
     3 = MemberRemoved { conversation: conversation, sub: sub };
     4 = ConversationChanged { conversation: conversation };
     5 = CursorMoved { conversation: conversation, sub: sub };
+    6 = Load { owned: owned };
 });
 wire_enum!(FollowerReport, "report" {
     1 = Typing { sub: sub, name: name };

@@ -57,8 +57,6 @@ pub struct CloseCode(pub u16);
 impl CloseCode {
     /// Done.
     pub const NORMAL: Self = Self(1000);
-    /// An endpoint goes away.
-    pub const GOING_AWAY: Self = Self(1001);
     /// Not this protocol.
     pub const PROTOCOL_ERROR: Self = Self(1002);
     /// Text that is not UTF-8.
@@ -67,12 +65,8 @@ impl CloseCode {
     pub const POLICY: Self = Self(1008);
     /// A message over the limit.
     pub const TOO_BIG: Self = Self(1009);
-    /// The server failed.
-    pub const INTERNAL: Self = Self(1011);
     /// The server restarts; come back.
     pub const RESTART: Self = Self(1012);
-    /// The server is overloaded; come back later.
-    pub const TRY_AGAIN_LATER: Self = Self(1013);
 
     /// Whether it may stand in a close frame: the registered codes and those for libraries and applications.
     /// 1004 to 1006 and 1015 are reserved and never sent.

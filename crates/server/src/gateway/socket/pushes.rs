@@ -27,6 +27,7 @@ use crate::gateway::operations::{HistoryRequest, receipt_json};
 use crate::metrics::Queue;
 use crate::owner::{OwnerHandle, Reply};
 use crate::router::Place;
+use crate::rules::Rule;
 
 /// How long a page of history waits for room in the socket's queue.
 const ROOM: Duration = Duration::from_secs(5);
@@ -164,6 +165,9 @@ impl Connection {
                 let (under_way, outbox) = (Arc::clone(&self.under_way), Arc::clone(&self.outbox));
                 self.answer_later(channel, frame, conversation, move |gateway, _, conversation| async move {
                     // One page at a time, and none while the client has not taken the one before.
+                    if !gateway.node().rules.hold(Rule::OneUnreadPage) {
+                        return gateway.history(&conversation, &request).await;
+                    }
                     let turn = under_way.history.acquire().await;
                     if tokio::time::timeout(ROOM, outbox.room()).await.is_err() {
                         let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };

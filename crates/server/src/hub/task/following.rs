@@ -29,20 +29,20 @@ impl Hub {
         let address = Address::conversation(&self.conversation.id, log);
         match known {
             // Frames of a lower epoch are a stale owner's (F4): look again.
-            Some(at) if epoch < at.epoch && at.address.log == address.log => {
+            Some(at) if epoch < at.epoch && at.address.log == address.log && self.drops_lower_epochs() => {
                 self.at = Some(at);
                 return self.lost();
             }
             Some(at) if at.address.log == address.log => {
                 self.at = Some(Position { epoch, ..at });
-                if !self.fill_to(position).await {
+                if !self.fill_to(position).await || self.is_below(epoch) {
                     return self.lost();
                 }
             }
             Some(_) => self.start_over(Position { address, epoch, seq: position }),
             None => self.at = Some(Position { address, epoch, seq: position }),
         }
-        self.follow = Some(frames);
+        self.follow = Some(Stream { epoch, frames });
         self.reports = Some(reports);
         self.presence.attached(self.heard);
         self.report_presence();
@@ -93,7 +93,31 @@ impl Hub {
         }
     }
 
+    /// What the followed owner sends, unless a record of a higher epoch was read from the store meanwhile: then it is one no
+    /// longer (F4).
     pub(super) async fn frame(&mut self, frame: FollowFrame) {
+        if !self.follows_the_past() {
+            self.take(frame).await;
+        }
+        if self.follows_the_past() {
+            self.lost();
+        }
+    }
+
+    fn follows_the_past(&self) -> bool {
+        self.follow.as_ref().is_some_and(|stream| self.is_below(stream.epoch))
+    }
+
+    /// Is this epoch below the highest one seen?
+    fn is_below(&self, epoch: Epoch) -> bool {
+        self.drops_lower_epochs() && self.at.as_ref().is_some_and(|at| epoch < at.epoch)
+    }
+
+    fn drops_lower_epochs(&self) -> bool {
+        self.shared.node.rules.hold(Rule::LowerEpochsDrop)
+    }
+
+    async fn take(&mut self, frame: FollowFrame) {
         self.heard = self.shared.node.seams.now();
         let Some(seq) = self.at.as_ref().map(|at| at.seq) else { return };
         match frame {
@@ -161,6 +185,7 @@ impl Hub {
         debug_assert!(record.seq > at.seq, "records come in order (invariant 6)");
         self.ring.push(at.seq, record.seq, frame.bytes(), Arc::clone(frame));
         at.seq = record.seq;
+        at.epoch = at.epoch.max(record.epoch);
         self.live.committed(record);
         self.deliver(frame, Some(record.seq));
     }

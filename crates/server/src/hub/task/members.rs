@@ -10,6 +10,9 @@ use crate::node::Node;
 /// Time between two looks, and up to a third more.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(30);
 
+/// Members of one read.
+const MEMBERS_PAGE: usize = 1_000;
+
 pub(super) fn pause(node: &Node) -> BoxFuture<'static, ()> {
     node.seams.sleep(LOOK_EVERY + node.seams.jitter(LOOK_EVERY / 3))
 }
@@ -31,18 +34,20 @@ impl Hub {
         let (conversation, hub) = (self.conversation.clone(), self.handle.clone());
         self.shared.node.seams.spawn("look at members", async move {
             let members: Vec<Subject> = members.into_iter().collect();
-            let gone = match node.store.no_members(&conversation, &members).await {
-                Ok(gone) => gone,
-                Err(error) => {
-                    // The next look comes soon enough.
-                    tracing::debug!(conversation = %conversation.id, %error, "the members could not be looked at");
-                    return;
+            for page in members.chunks(MEMBERS_PAGE) {
+                let gone = match node.store.no_members(&conversation, page).await {
+                    Ok(gone) => gone,
+                    Err(error) => {
+                        // The next look comes soon enough.
+                        tracing::debug!(conversation = %conversation.id, %error, "the members could not be looked at");
+                        return;
+                    }
+                };
+                for sub in gone {
+                    // A hub that is gone has no sessions.
+                    let expel = Command::Expel { sub, reason: no_member() };
+                    let _ = bounded::send(&hub.commands, expel, &node.metrics, Queue::HubCommands).await;
                 }
-            };
-            for sub in gone {
-                // A hub that is gone has no sessions.
-                let expel = Command::Expel { sub, reason: no_member() };
-                let _ = bounded::send(&hub.commands, expel, &node.metrics, Queue::HubCommands).await;
             }
         });
     }

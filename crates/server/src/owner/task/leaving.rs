@@ -1,6 +1,8 @@
 //! How an owner's task ends: asleep, released, handed over, or because its reign is over.
 
 use super::*;
+use crate::bounded;
+use crate::events::WhyReleased;
 
 impl Owner {
     pub(super) fn begin_hand_off(
@@ -22,6 +24,9 @@ impl Owner {
     /// Passes the lease on with nothing under way. What waits in the inbox is refused only after that, so that whoever asks
     /// again finds the new owner.
     pub(super) async fn hand_off(mut self, handing: Handing) -> End {
+        let hand_overs = Arc::clone(&self.charge.hand_overs);
+        // Never closed; and without a permit, late is better than never.
+        let _permit = bounded::acquire(&hand_overs, &self.charge.node.metrics, Queue::HandOvers).await;
         self.inbox.close();
         self.stop_runner();
         self.save_checkpoint().await;
@@ -29,24 +34,21 @@ impl Owner {
         let node = Arc::clone(&self.charge.node);
         let held = Held { conversation: self.charge.tenure.conversation.key, epoch: reign.epoch, me: node.me };
         let handed = node.store.hand_off(&held, handing.to, reign.first_seq, node.timing.margin).await;
-        let id = &self.charge.tenure.conversation.id;
-        let handed = match handed {
-            Ok(Some(armed)) => Some(self.charge.tenure.handed(armed)),
+        if let Err(error) = &handed {
+            let id = &self.charge.tenure.conversation.id;
+            tracing::warn!(conversation = %id, epoch = %reign.epoch, %error, "a hand-over failed");
+            let _ = handing.done.send(None);
+            // It may be ours still.
+            return self.ended();
+        }
+        let handed = handed.ok().flatten().map(|armed| self.charge.tenure.handed(armed));
+        if handed.is_none() {
             // The peer cannot take it after all: whoever asks next does.
-            Ok(None) => {
-                if let Err(error) = node.store.release(&held, reign.first_seq).await {
-                    tracing::warn!(conversation = %id, epoch = %reign.epoch, %error, "a lease was not released");
-                }
-                None
-            }
-            Err(error) => {
-                tracing::warn!(conversation = %id, epoch = %reign.epoch, %error, "a hand-over failed");
-                None
-            }
-        };
+            self.release_lease(WhyReleased::NotTaken).await;
+        }
         let _ = handing.done.send(handed);
         self.refuse_inbox();
-        self.followers.clear();
+        self.close_streams();
         End::Gone
     }
 
@@ -77,16 +79,8 @@ impl Owner {
         self.refuse_inbox();
         self.stop_runner();
         self.save_checkpoint().await;
-        let Tenure { conversation, .. } = &self.charge.tenure;
-        let reign = self.sequencer.reign();
-        let held = Held { conversation: conversation.key, epoch: reign.epoch, me: self.charge.node.me };
-        match self.charge.node.store.release(&held, reign.first_seq).await {
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(conversation = %conversation.id, epoch = %reign.epoch, %error, "a lease was not released")
-            }
-        }
-        self.followers.clear();
+        self.release_lease(WhyReleased::Draining).await;
+        self.close_streams();
         for done in self.releasing.drain(..) {
             let _ = done.send(());
         }
@@ -98,9 +92,24 @@ impl Owner {
         self.inbox.close();
         self.refuse_inbox();
         self.stop_runner();
+        self.close_streams();
         match self.charge.tenure.kind {
             ConversationKind::Session => End::Lost,
             ConversationKind::Channel | ConversationKind::Direct => End::Gone,
+        }
+    }
+
+    fn release_lease(&self, why: WhyReleased) -> impl Future<Output = ()> + Send + 'static {
+        let (node, conversation) = (Arc::clone(&self.charge.node), self.charge.tenure.conversation.clone());
+        let reign = self.sequencer.reign();
+        async move { node.release(&conversation, &reign, why).await }
+    }
+
+    /// Followers see the end of their stream (F6).
+    fn close_streams(&mut self) {
+        let followers = std::mem::take(&mut self.followers);
+        if !self.charge.node.rules.hold(Rule::StreamsClose) {
+            std::mem::forget(followers);
         }
     }
 

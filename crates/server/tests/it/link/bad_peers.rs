@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use conch_core::ids::Incarnation;
-use conch_core::wire::link::{FRAME_MAX_BYTES, Frame, Reason, next_frame};
+use conch_core::wire::link::{FRAME_MAX_BYTES, Features, Frame, Reason, next_frame};
 use conch_server::auth::secret::{Mode, Secret};
 use conch_server::link::{Link, LinkError, LinkKey, LinkLimits, LinkListener, Peer, TcpLink};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -111,7 +111,7 @@ async fn a_request_before_the_proof_is_not_looked_at() {
     let mut stream = connection(&node).await;
     let hello = conch_core::wire::link::Hello {
         version: conch_core::wire::link::VERSION,
-        features: 0,
+        features: Features::NONE,
         cluster: "c".to_owned(),
         incarnation: Incarnation(0xa),
         node: "n".parse().expect("valid"),
@@ -140,6 +140,20 @@ async fn a_slow_greeting_is_cut_and_takes_a_bounded_place() {
     assert_eq!(said(&mut slow).await, []);
     assert_eq!(metric(&node.metrics, "conch_link_refusals_total{reason=\"full\"}"), "1");
     assert_eq!(metric(&node.metrics, "conch_link_refusals_total{reason=\"timed_out\"}"), "1");
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_ends_each_connection_at_once_is_not_dialled_for_every_request() {
+    let node = Node::start(settings(OWNER, 7, LinkLimits { connections: 1, ..quick() })).await;
+    let first = asker(quick());
+    assert_eq!(first.ask(&node.peer(), sessions("1"), LONG).await, Ok(connected(1)));
+    let second = TcpLink::new(settings(Incarnation(0xc), 7, quick()));
+    for _ in 0..200 {
+        assert!(second.ask(&node.peer(), sessions("1"), LONG).await.is_err(), "the only place is taken");
+    }
+    let refused: u32 = metric(&node.metrics, "conch_link_refusals_total{reason=\"full\"}").parse().expect("a number");
+    assert!((1..100).contains(&refused), "{refused}");
     node.stop().await;
 }
 

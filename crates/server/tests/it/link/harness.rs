@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conch_core::ids::{ConversationId, Epoch, Generation, Incarnation, LogId, Seq};
 use conch_core::refusal::{Code, Refusal};
+use conch_core::wire::link::FEATURES;
 use conch_server::auth::secret::{Mode, Secret};
 use conch_server::link::{
     LinkKey, LinkLimits, LinkListener, LinkSettings, Notice, Peer, Request, Response, Service, TcpLink,
@@ -40,6 +41,7 @@ pub(super) fn settings(incarnation: Incarnation, secret: u8, limits: LinkLimits)
         incarnation,
         node: "n".parse().expect("valid"),
         cluster: "c".to_owned(),
+        features: FEATURES,
         key: LinkKey::derived(&Secret::new(vec![secret; 32])),
         tls: None,
         limits,

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use conch_core::ids::{Incarnation, Seq};
-use conch_server::link::{Hops, Link, LinkError, LinkLimits, Notice, Peer, Request};
+use conch_core::wire::link::Features;
+use conch_server::link::{Hops, Link, LinkError, LinkLimits, LinkSettings, Notice, Peer, Request};
 
 use super::harness::{LONG, Node, OWNER, asker, connected, conversation, metric, quick, sessions, settings};
 
@@ -53,6 +54,18 @@ async fn appends_are_begun_in_the_order_in_which_they_were_asked_for() {
     let begun = std::mem::take(&mut *node.service.appends.lock().expect("not poisoned"));
     assert_eq!(begun, (0..200).map(|number| number.to_string()).collect::<Vec<_>>());
     node.stop().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_does_not_know_a_request_is_not_asked_it() {
+    let older = Node::start(LinkSettings { features: Features::NONE, ..settings(OWNER, 7, quick()) }).await;
+    let link = asker(quick());
+    let asked = link.ask(&older.peer(), Request::Events { after: None, limit: 1 }, LONG).await;
+    let why = "its version does not know this request";
+    assert!(matches!(&asked, Err(LinkError::Unreachable(said)) if said == why), "{asked:?}");
+    assert_eq!(link.ask(&older.peer(), sessions("1"), LONG).await, Ok(connected(1)), "the connection stands");
+    assert_eq!(older.service.asked.load(Ordering::SeqCst), 1);
+    older.stop().await;
 }
 
 #[tokio::test]

@@ -8,11 +8,11 @@ use super::super::EtcdStore;
 use super::super::testing::TestCluster;
 use super::proxy::Proxy;
 use crate::postgres::testing::TestDatabase;
-use crate::postgres::tests::fixture::{Clock, database, options};
+use crate::postgres::tests::fixture::{Clock, connect, database, options};
 use crate::postgres::tests::rig::{
     A, B, GAP, append, batch, claim, create, register, registration, seqs, take, until, write,
 };
-use crate::{AppendOutcome, Armed, ClaimOutcome, ClaimRequest, LeaseStore, LogStore, StoreError};
+use crate::{AppendOutcome, Armed, ClaimOutcome, ClaimRequest, Held, LeaseStore, LogStore, StoreError};
 
 /// etcd counts whole seconds, and grants no less than two.
 const TTL: Duration = Duration::from_secs(3);
@@ -139,6 +139,31 @@ async fn a_lease_that_ran_out_is_gone_without_a_declaration() {
     until("etcd ends it", || async { matches!(other.claim(&request).await, Ok(ClaimOutcome::Won(_))) }).await;
     assert_eq!(store.renew(A, TTL).await, Ok(None));
     assert_eq!(append(&store, A, batch(&conversation, reign, "late")).await, AppendOutcome::Fenced);
+}
+
+/// A standby takes over between a hand-off's two steps: etcd has moved the key, and the records are of another generation.
+#[tokio::test]
+async fn a_hand_off_that_was_half_done_is_ambiguous_and_the_receiver_claims() {
+    let (store, database) = store(&TestCluster::shared().url()).await;
+    for node in [A, B] {
+        register(&store, node).await;
+    }
+    let conversation = create(&store, "c").await;
+    let mut reign = take(&store, &conversation, A, None).await;
+    write(&store, &conversation, A, &mut reign, "k1").await;
+    let client = connect(&database.url()).await;
+    let sql = "CREATE OR REPLACE FUNCTION store_gen() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 9::bigint'";
+    client.batch_execute(sql).await.expect("the generation rises");
+
+    let held = Held { conversation: conversation.key, epoch: reign.epoch, me: A };
+    let outcome = store.hand_off(&held, B, reign.first_seq, MARGIN).await;
+    assert!(matches!(outcome, Err(StoreError::Ambiguous(_))), "it is not the giver's any more: {outcome:?}");
+    let seen = store.resolve(&conversation).await.expect("answers").expect("exists");
+    assert_eq!(seen.owner.map(|owner| owner.incarnation), Some(B));
+    let next = take(&store, &conversation, B, Some((seen.epoch.expect("owned"), Some(B)))).await;
+    assert_eq!(next.generation.0, 9);
+    let late = append(&store, A, batch(&conversation, reign, "late")).await;
+    assert!(matches!(late, AppendOutcome::Fenced), "{late:?}");
 }
 
 /// The incident to survive: the old owner reaches the records, and not the leases.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::testing::TestCluster;
-use super::super::{EtcdStore, OpenError, switch_to_etcd, switch_to_postgres};
+use super::super::{EtcdStore, KeptIn, OpenError, restored, switch_to_etcd, switch_to_postgres};
 use crate::LeaseStore;
 use crate::postgres::tests::fixture::{Clock, database, options};
 use crate::postgres::tests::rig::{A, B, create, register, take, write};
@@ -66,10 +66,17 @@ async fn another_cluster_or_mode_is_refused_and_leases_move_with_all_nodes_down(
     write(&store, &conversation, A, &mut reign, "k1").await;
     let error = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect_err("another mode");
     assert!(error.to_string().contains("keeps its leases in this database"), "{error}");
-    let error = switch_to_etcd(&etcd.url(), &database.url(), &impatient()).await.expect_err("a node is registered");
+    let to_etcd = |to: &TestCluster, kept: Option<&str>| {
+        let (to, kept, database) = (to.url(), kept.map(str::to_owned), database.url());
+        async move {
+            let kept = kept.as_deref().map_or(KeptIn::Unsaid, KeptIn::Etcd);
+            switch_to_etcd(&to, kept, &database, &impatient()).await
+        }
+    };
+    let error = to_etcd(etcd, None).await.expect_err("a node is registered");
     assert!(error.to_string().contains("node-1"), "{error}");
     store.deregister(A).await.expect("answers");
-    switch_to_etcd(&etcd.url(), &database.url(), &impatient()).await.expect("moves");
+    to_etcd(etcd, None).await.expect("moves");
 
     let there = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect("opens");
     register(&there, B).await;
@@ -78,10 +85,25 @@ async fn another_cluster_or_mode_is_refused_and_leases_move_with_all_nodes_down(
     write(&there, &conversation, B, &mut next, "k2").await;
     let error = EtcdStore::open(&other.url(), &database.url(), impatient()).await.expect_err("another cluster");
     assert!(error.to_string().contains("the etcd cluster"), "{error}");
-    let error = switch_to_postgres(&etcd.url(), &database.url(), &impatient()).await.expect_err("a node is registered");
-    assert!(error.to_string().contains("node-2"), "{error}");
+    let (from, elsewhere, url) = (etcd.url(), other.url(), database.url());
+    let url = url.as_str();
+    let to_postgres = |kept| async move { switch_to_postgres(kept, url, &impatient()).await };
+    for (error, named) in [
+        (to_postgres(KeptIn::Etcd(&from)).await, "node-2"),
+        (to_postgres(KeptIn::Unsaid).await, "--from etcd://"),
+        (to_etcd(&other, None).await, "--from etcd://"),
+        (to_etcd(&other, Some(&from)).await, "node-2"),
+        (restored(KeptIn::Unsaid, url, &impatient(), 9).await.map(drop), "--from etcd://"),
+        (restored(KeptIn::Etcd(&from), url, &impatient(), 9).await.map(drop), "node-2"),
+    ] {
+        let error = error.expect_err("a node is registered there").to_string();
+        assert!(error.contains(named), "{named}: {error}");
+    }
     there.deregister(B).await.expect("answers");
-    switch_to_postgres(&etcd.url(), &database.url(), &impatient()).await.expect("moves back");
+    to_etcd(&other, Some(&from)).await.expect("moves on");
+    let error = to_postgres(KeptIn::Etcd(&from)).await.expect_err("they are in another one by now");
+    assert!(error.to_string().contains("what was looked into"), "{error}");
+    to_postgres(KeptIn::Etcd(&elsewhere)).await.expect("moves back");
 
     let back = PostgresStore::open(&database.url(), options("a")).await.expect("opens");
     register(&back, A).await;

@@ -2,7 +2,8 @@
 //!
 //! Invariants: nothing is written under another epoch, owner, generation or last seq than the head's (invariant 8); a
 //! batch lands whole or not at all; one (sender, client message id) is in a log once (invariants 3 and 4); a batch harms
-//! no other. Once begun, an append runs to its end, whether or not its caller still waits, and is never cancelled.
+//! no other. Once begun, an append runs to its end, whether or not its caller still waits, and is never cancelled. It waits
+//! a bounded time for its turn, for a connection and for each answer.
 //!
 //! One statement writes the batches of many conversations, over one of a few connections that carry nothing else.
 //! Statements follow each other on a connection without waiting for answers. What the statement leaves out is settled by
@@ -16,15 +17,17 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use conch_core::ids::Incarnation;
 use conch_core::invariant::{Broken, Invariant};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 pub(super) use self::settle::originals;
-pub(super) use self::statement::FenceGuard;
 use self::statement::Locking;
+pub(super) use self::statement::{FenceGuard, Records};
 use super::error::CallError;
 use super::session::{Dialer, Session, Slot};
 use crate::{AppendOutcome, Batch, StoreError};
@@ -37,6 +40,19 @@ const STATEMENT_MAX_RECORDS: usize = 1024;
 const STATEMENT_MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Most calls under way for each connection; others wait.
 const CALLS_PER_CONNECTION: usize = 16;
+/// Longest wait of a call for the end of another one.
+const WAIT_LIMIT: Duration = Duration::from_secs(3);
+
+/// How the server plans what goes over these connections, besides [`super::session::SETTINGS`].
+const PLANNING: &[(&str, &str)] = &[
+    // One plan for every batch. Planning (16 partitions with three indexes each) takes longer than writing a few records,
+    // and left alone the server does it again for each statement if the first ones of a session were small.
+    ("plan_cache_mode", "force_generic_plan"),
+    // That plan may be made while the tables are empty: heads and due rows are to be found by their keys all the same.
+    ("enable_seqscan", "off"),
+    // Compiling takes longer than any append.
+    ("jit", "off"),
+];
 
 /// The connections that appends go over.
 pub(super) struct Writers {
@@ -49,9 +65,18 @@ pub(super) struct Writers {
 
 impl Writers {
     pub(super) fn new(dialer: Arc<Dialer>, connections: usize, guard: FenceGuard) -> Arc<Self> {
+        let dialer = Arc::new(dialer.with(PLANNING));
         let slots = (0..connections).map(|_| Slot::new("append")).collect();
         let calls = Arc::new(Semaphore::new(connections * CALLS_PER_CONNECTION));
         Arc::new(Self { dialer, slots, next: AtomicUsize::new(0), calls, guard })
+    }
+
+    /// Takes all places, as that many calls do that are not answered.
+    #[cfg(test)]
+    pub(super) async fn occupy(&self) -> (usize, tokio::sync::SemaphorePermit<'_>) {
+        let most = self.slots.len() * CALLS_PER_CONNECTION;
+        let all = u32::try_from(most).expect("a few");
+        (most, self.calls.acquire_many(all).await.expect("the semaphore is never closed"))
     }
 
     /// A session, in turns.
@@ -66,7 +91,10 @@ impl Writers {
         me: Incarnation,
         batches: Vec<Batch>,
     ) -> Result<Vec<AppendOutcome>, StoreError> {
-        let _permit = self.calls.acquire().await.expect("the semaphore is never closed");
+        let Ok(Ok(_permit)) = timeout(WAIT_LIMIT, self.calls.acquire()).await else {
+            let most = self.slots.len() * CALLS_PER_CONNECTION;
+            return Err(StoreError::Unavailable(format!("all {most} appends that may be under way at once are")));
+        };
         let mut outcomes: Vec<Option<AppendOutcome>> = batches.iter().map(refusal).collect();
         let mut seen = HashSet::new();
         for (batch, outcome) in batches.iter().zip(&mut outcomes).filter(|(_, outcome)| outcome.is_none()) {

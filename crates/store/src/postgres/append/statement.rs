@@ -5,17 +5,23 @@
 //! again on the newest row after the lock; records are inserted only for heads that are locked, and the lock is kept to
 //! the commit. An insert that merely looks at the head, or a lock that does not conflict with a claim's, would let a late
 //! write land after the next owner has read.
+//!
+//! Nothing that the statement made is joined to itself: the server takes every such part for one row, and would compare
+//! each of its rows with each of the other's (37 ms of CPU for 256 conversations, where this takes 16). So the answer is the
+//! locked heads and then the inserted rows, put together here, and whether a head got a row is asked of a hashed list.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use conch_core::ids::{ConvKey, Incarnation, Seq};
 use conch_core::time::Timestamp;
+use tokio_postgres::types::ToSql;
 
 use super::super::error::CallError;
 use super::super::rows::{self, Id, millis};
 use super::super::session::Session;
-use crate::{Batch, DueChange};
+use crate::{Batch, DueChange, StoreError};
 
 /// The due row stays as it is.
 const DUE_KEEP: i16 = -1;
@@ -66,15 +72,14 @@ macro_rules! append_sql {
                  AS m(conv_id, seq, kind, sender, client_msg_id, name, turn, body_hash, body) ON m.conv_id = l.conv_id
                ORDER BY l.conv_id, m.seq
                ON CONFLICT (conv_id, sender, client_msg_id) DO NOTHING RETURNING conv_id, seq),
-             got AS MATERIALIZED (SELECT conv_id, array_agg(seq) AS seqs FROM ins GROUP BY conv_id),
              f AS (UPDATE conv_head h SET last_seq = l.hi, reserved_to = GREATEST(h.reserved_to, l.reserve, l.hi),
-                 last_at = CASE WHEN got.conv_id IS NULL THEN h.last_at ELSE l.at END
-               FROM l LEFT JOIN got ON got.conv_id = l.conv_id WHERE h.conv_id = l.conv_id RETURNING h.conv_id),
+                 last_at = CASE WHEN l.conv_id IN (SELECT conv_id FROM ins) THEN l.at ELSE h.last_at END
+               FROM l WHERE h.conv_id = l.conv_id),
              due AS (INSERT INTO conv_due(conv_id, due_at, why)
                SELECT conv_id, clock_timestamp() + due_ms * interval '1 millisecond', why FROM l WHERE why > 0 ORDER BY conv_id
                ON CONFLICT (conv_id) DO UPDATE SET due_at = EXCLUDED.due_at, why = EXCLUDED.why),
              undue AS (DELETE FROM conv_due d USING l WHERE d.conv_id = l.conv_id AND l.why = 0)
-             SELECT l.conv_id, l.at, got.seqs FROM l JOIN f ON f.conv_id = l.conv_id LEFT JOIN got ON got.conv_id = l.conv_id"
+             SELECT conv_id, at, NULL::bigint AS seq FROM l UNION ALL SELECT conv_id, NULL, seq FROM ins"
         )
     };
 }
@@ -148,38 +153,25 @@ pub(super) async fn write(
 ) -> Result<HashMap<ConvKey, Written>, CallError> {
     let heads = Heads::of(batches);
     let records = Records::of(batches);
-    let found = session
-        .query(
-            sql(locking, guard),
-            &[
-                &Id::from(me),
-                &heads.conversations,
-                &heads.epochs,
-                &heads.generations,
-                &heads.prevs,
-                &heads.his,
-                &heads.reserves,
-                &heads.whys,
-                &heads.due_ms,
-                &records.conversations,
-                &records.seqs,
-                &records.kinds,
-                &records.senders,
-                &records.client_msg_ids,
-                &records.names,
-                &records.turns,
-                &records.hashes,
-                &records.bodies,
-            ],
-        )
-        .await?;
-    let mut written = HashMap::with_capacity(found.len());
+    let me = Id::from(me);
+    let parameters: Vec<&(dyn ToSql + Sync)> =
+        std::iter::once(&me as _).chain(heads.parameters()).chain(records.parameters()).collect();
+    let found = session.query(sql(locking, guard), &parameters).await?;
+    let mut written = HashMap::with_capacity(batches.len());
+    let mut seqs = Vec::with_capacity(found.len());
     for row in &found {
         let conversation: Id = rows::get(row, 0, "conv_head.conv_id")?;
-        let seqs: Option<Vec<i64>> = rows::get(row, 2, "record.seq")?;
-        let seqs = seqs.unwrap_or_default().into_iter().map(Seq::from_i64).collect();
-        let at = Timestamp(rows::get(row, 1, "record.at")?);
-        written.insert(ConvKey::from(conversation), Written { at, seqs });
+        match rows::get(row, 2, "record.seq")? {
+            Some(seq) => seqs.push((ConvKey::from(conversation), Seq::from_i64(seq))),
+            None => {
+                let at = Timestamp(rows::get(row, 1, "record.at")?);
+                written.insert(ConvKey::from(conversation), Written { at, seqs: Vec::new() });
+            }
+        }
+    }
+    for (conversation, seq) in seqs {
+        let of_none = || StoreError::Damaged(format!("seq {seq} was inserted for a head that is not locked"));
+        written.get_mut(&conversation).ok_or_else(of_none)?.seqs.push(seq);
     }
     Ok(written)
 }
@@ -217,11 +209,17 @@ impl Heads {
         }
         heads
     }
+
+    /// In the statement's order.
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 8] {
+        let Self { conversations, epochs, generations, prevs, his, reserves, whys, due_ms } = self;
+        [conversations, epochs, generations, prevs, his, reserves, whys, due_ms]
+    }
 }
 
 /// The records' columns.
 #[derive(Default)]
-struct Records<'a> {
+pub(in crate::postgres) struct Records<'a> {
     conversations: Vec<Id>,
     seqs: Vec<i64>,
     kinds: Vec<i16>,
@@ -234,9 +232,9 @@ struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    fn of(batches: &'a [Arc<Batch>]) -> Self {
+    pub(in crate::postgres) fn of(batches: &'a [impl Borrow<Batch>]) -> Self {
         let mut records = Self::default();
-        for batch in batches {
+        for batch in batches.iter().map(Borrow::borrow) {
             for (seq, draft) in &batch.records {
                 records.conversations.push(batch.conversation.key.into());
                 records.seqs.push(seq.to_i64());
@@ -250,5 +248,10 @@ impl<'a> Records<'a> {
             }
         }
         records
+    }
+    /// In the statement's order.
+    pub(in crate::postgres) fn parameters(&self) -> [&(dyn ToSql + Sync); 9] {
+        let Self { conversations, seqs, kinds, senders, client_msg_ids, names, turns, hashes, bodies } = self;
+        [conversations, seqs, kinds, senders, client_msg_ids, names, turns, hashes, bodies]
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use conch_core::ids::{ConvRef, Epoch, Incarnation};
 
 use super::super::error::OpenError;
-use super::super::{ArmOutcome, LeaseMode, PostgresStore, switch_leases};
+use super::super::{ArmOutcome, LeaseMode, NodesInEtcd, PostgresStore, switch_leases};
 use super::fixture::{Clock, database, options};
 use super::rig::{A, B, GAP, append, batch, create, register, seqs, take, write};
 use crate::{AppendOutcome, Armed, Batch, DueChange, DueWhy, Held, LeaseStore};
@@ -50,6 +50,10 @@ async fn arming_raises_the_fence_and_never_lowers_it() {
     assert_eq!(seqs(&store, &conversation).await, [1]);
 }
 
+fn due_query(limit: usize) -> crate::DueQuery {
+    crate::DueQuery { region: "north".parse().expect("valid"), after: None, limit }
+}
+
 #[tokio::test]
 async fn due_work_is_that_of_owners_who_are_not_listed() {
     let (database, _client) = database(Clock::Real).await;
@@ -62,10 +66,10 @@ async fn due_work_is_that_of_owners_who_are_not_listed() {
         assert!(matches!(append(&store, owner, batch).await, AppendOutcome::Landed { .. }));
     }
     let names = |rows: Vec<crate::DueRow>| rows.iter().map(|row| row.conversation.to_string()).collect::<Vec<_>>();
-    assert_eq!(names(store.due_unowned(&[A, B], 10).await.expect("answers")), Vec::<String>::new());
-    assert_eq!(names(store.due_unowned(&[A], 10).await.expect("answers")), ["c2"]);
-    assert_eq!(names(store.due_unowned(&[], 10).await.expect("answers")), ["c1", "c2"]);
-    assert_eq!(names(store.due_unowned(&[], 1).await.expect("answers")), ["c1"]);
+    assert_eq!(names(store.due_unowned(&[A, B], &due_query(10)).await.expect("answers")), Vec::<String>::new());
+    assert_eq!(names(store.due_unowned(&[A], &due_query(10)).await.expect("answers")), ["c2"]);
+    assert_eq!(names(store.due_unowned(&[], &due_query(10)).await.expect("answers")), ["c1", "c2"]);
+    assert_eq!(names(store.due_unowned(&[], &due_query(1)).await.expect("answers")), ["c1"]);
 }
 
 #[tokio::test]
@@ -81,14 +85,30 @@ async fn leases_move_when_all_nodes_are_down_and_epochs_go_on() {
     for part in ["this database", "the etcd cluster abc", "conch leases switch"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    let error = switch_leases(&database.url(), &etcd()).await.expect_err("a node is registered");
+    let nobody_looked = NodesInEtcd::NoneIn(Vec::new());
+    let error = switch_leases(&database.url(), &etcd(), &nobody_looked).await.expect_err("a node is registered");
     assert!(error.to_string().contains("node-1"), "{error}");
     store.deregister(A).await.expect("answers");
-    switch_leases(&database.url(), &etcd()).await.expect("switches");
+    switch_leases(&database.url(), &etcd(), &nobody_looked).await.expect("switches");
     let there = PostgresStore::open(&database.url(), etcd()).await.expect("opens");
     assert_eq!(there.epoch_base(), last.epoch.0);
     let mut other = etcd();
     other.lease_mode = LeaseMode::Etcd { cluster_id: 0xdef };
     let error = PostgresStore::open(&database.url(), other).await.expect_err("another etcd");
     assert!(error.to_string().contains("the etcd cluster def"), "{error}");
+
+    // Back again: not without a look into that etcd, or the word that it is lost.
+    let back = |nodes: NodesInEtcd| {
+        let url = database.url();
+        async move { switch_leases(&url, &options("a"), &nodes).await.map_err(|error| error.to_string()) }
+    };
+    let error = back(nobody_looked).await.expect_err("nobody has looked");
+    for part in ["the etcd cluster abc", "nobody has looked", "--from etcd://", "--etcd-is-lost"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = back(NodesInEtcd::NoneIn(vec![0xdef])).await.expect_err("into another one");
+    assert!(error.contains("the etcd cluster abc") && error.contains("the etcd cluster def"), "{error}");
+    assert_eq!(back(NodesInEtcd::NoneIn(vec![0xdef, 0xabc])).await, Ok(()));
+    switch_leases(&database.url(), &etcd(), &NodesInEtcd::Lost).await.expect("there is none to lose");
+    assert_eq!(back(NodesInEtcd::Lost).await, Ok(()));
 }

@@ -1,5 +1,6 @@
 //! The store on a real server.
 
+mod bench;
 mod differential;
 mod elsewhere;
 mod failover;
@@ -7,6 +8,8 @@ mod faults;
 pub(crate) mod fixture;
 mod lifelines;
 mod mutants;
+mod outage;
+mod ownership;
 mod proxy;
 pub(crate) mod rig;
 mod start;

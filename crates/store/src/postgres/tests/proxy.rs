@@ -1,7 +1,8 @@
-//! A way to the server that a test can hold up or cut: bytes from the client wait at a gate, or the answers are lost.
+//! A way to the server that a test can hold up or cut: bytes from the client wait at a gate or are lost, or the answers are.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -14,12 +15,15 @@ pub(super) enum Traffic {
     Passes,
     /// What the client sends waits.
     HeldUp,
+    /// What the client sends is lost, and nobody answers: a network that drops packets. The connection stays.
+    Swallowed,
     /// What the client sends passes; what the server answers is lost, and the connection with it.
     AnswersLost,
 }
 
 pub(super) struct Proxy {
     traffic: Arc<watch::Sender<Traffic>>,
+    connections: Arc<AtomicUsize>,
     directory: tempfile::TempDir,
 }
 
@@ -33,13 +37,20 @@ impl Proxy {
         let listener = UnixListener::bind(socket(directory.path())).expect("binds");
         let server = socket(server);
         let traffic = Arc::new(watch::Sender::new(Traffic::Passes));
-        let held = Arc::clone(&traffic);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (held, count) = (Arc::clone(&traffic), Arc::clone(&connections));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
                 tokio::spawn(pass(client, server.clone(), held.subscribe()));
             }
         });
-        Self { traffic, directory }
+        Self { traffic, connections, directory }
+    }
+
+    /// How many connections were made through it so far.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     pub(super) fn set(&self, traffic: Traffic) {
@@ -66,6 +77,9 @@ async fn pass(client: UnixStream, server: PathBuf, mut traffic: watch::Receiver<
         while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
             if gate.wait_for(|traffic| *traffic != Traffic::HeldUp).await.is_err() {
                 return;
+            }
+            if *gate.borrow() == Traffic::Swallowed {
+                continue;
             }
             if to_server.write_all(&bytes[..count]).await.is_err() {
                 return;

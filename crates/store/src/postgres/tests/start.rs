@@ -1,13 +1,12 @@
 //! What a start refuses, and how it names it; nodes that start together; a restored database.
 
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::super::error::OpenError;
-use super::super::testing::TestServer;
-use super::super::{Durability, Options, PostgresStore, restored};
+use super::super::testing::{Pooler, TestServer};
+use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored};
 use super::fixture::{Clock, connect, database, options};
-use super::rig::{A, create, register, take, until};
+use super::rig::{A, create, register, take};
 use crate::{LeaseStore, LogStore};
 
 async fn refusal(url: &str, options: Options) -> OpenError {
@@ -133,14 +132,18 @@ async fn a_copied_database_is_refused_until_it_is_declared() {
         "{error}"
     );
 
-    let error = restored(&copy.url(), &options("a"), 0).await.expect_err("below the stored one");
+    let nowhere = NodesInEtcd::NoneIn(Vec::new());
+    let error = restored(&copy.url(), &options("a"), 0, &nowhere).await.expect_err("below the stored one");
     assert!(error.to_string().contains("--above 0 is below the generation 1"), "{error}");
-    let error = restored(&copy.url(), &options("a"), u64::MAX).await.expect_err("beyond all numbers");
+    let error = restored(&copy.url(), &options("a"), u64::MAX, &nowhere).await.expect_err("beyond all numbers");
     assert!(error.to_string().contains("beyond the largest"), "{error}");
     let above = 3 * 65_536 + 7;
-    let generation = restored(&copy.url(), &options("a"), above).await.expect("declared");
+    let generation = restored(&copy.url(), &options("a"), above, &nowhere).await.expect("declared");
     assert_eq!(generation.0, 4 * 65_536 + 1);
-    assert!(restored(&copy.url(), &options("a"), above).await.is_err(), "not twice: the first one has used it");
+    assert!(
+        restored(&copy.url(), &options("a"), above, &nowhere).await.is_err(),
+        "not twice: the first one has used it"
+    );
 
     let store = PostgresStore::open(&copy.url(), options("a")).await.expect("opens");
     assert!(store.nodes().await.expect("answers").is_empty(), "node rows are of the backup's time");
@@ -149,55 +152,6 @@ async fn a_copied_database_is_refused_until_it_is_declared() {
     assert_eq!(next.generation, generation);
     assert_eq!(next.first_seq.0, (generation.0 - 1) * 1_000_000 + 1, "a million numbers a generation");
     assert!(store.log().await.expect("answers").as_str().ends_with(&format!(".{generation}")));
-}
-
-/// A pooler in transaction mode, which ends with the test: it lives as long as its input is open.
-struct Pooler {
-    directory: tempfile::TempDir,
-    child: std::process::Child,
-}
-
-impl Pooler {
-    fn start(settings: &str) -> Self {
-        let program = std::path::Path::new("/usr/sbin/pgbouncer");
-        assert!(program.is_file(), "this test starts a pooler, and none is installed: Debian's package is `pgbouncer`");
-        let directory =
-            tempfile::Builder::new().prefix("conch-pb.").tempdir_in("/tmp").expect("/tmp takes a directory");
-        let path = directory.path().display();
-        let server = TestServer::shared().directory().display();
-        let file = directory.path().join("ini");
-        let text = format!(
-            "[databases]\n* = host={server} port=5432\n[pgbouncer]\nlisten_addr =\nlisten_port = 5432\nunix_socket_dir = {path}\n\
-             auth_type = any\npool_mode = transaction\n{settings}\n"
-        );
-        std::fs::write(&file, text.replace("* = host", "* = user=postgres host")).expect("writes");
-        let own = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(directory.path()).expect("is there"));
-        let mut command = Command::new("/bin/sh");
-        // It refuses to be root as well; `nobody` will do, for it only needs the sockets.
-        let script = "\"$@\" >/dev/null 2>&1 & child=$!; while read -r line; do :; done; kill -9 $child";
-        command.args(["-c", script, "pooler"]);
-        if own == 0 {
-            std::fs::set_permissions(directory.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
-                .expect("ours");
-            command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
-        }
-        command.arg(program).arg(&file).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().expect("/bin/sh runs");
-        Self { directory, child }
-    }
-
-    async fn url(&self, database: &str) -> String {
-        let socket = self.directory.path().join(".s.PGSQL.5432");
-        until("the pooler listens", || async { socket.exists() }).await;
-        format!("postgres://postgres@/{database}?host={}&port=5432", self.directory.path().display())
-    }
-}
-
-impl Drop for Pooler {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        let _ = self.child.wait();
-    }
 }
 
 #[tokio::test]
@@ -224,8 +178,8 @@ async fn a_pooler_that_shares_sessions_is_refused() {
                 settings.to_owned()
             }
         };
-        let pooler = Pooler::start(&settings);
-        let error = refusal(&pooler.url(database.name()).await, options("a")).await;
+        let pooler = Pooler::start(TestServer::shared(), &settings);
+        let error = refusal(&pooler.url(database.name()), options("a")).await;
         assert!(matches!(error, OpenError::Pooler { .. }), "{error}");
         assert!(error.to_string().contains(evidence), "{error}");
     }

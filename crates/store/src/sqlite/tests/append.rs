@@ -4,7 +4,7 @@ use conch_core::ids::{Epoch, Seq};
 use conch_core::time::Timestamp;
 
 use super::*;
-use crate::{Direction, DueWhy, RangeQuery, StoreError};
+use crate::{Direction, DueQuery, DueWhy, RangeQuery, StoreError};
 
 fn everything(conversation: &ConvRef) -> RangeQuery {
     RangeQuery {
@@ -197,6 +197,10 @@ async fn times_never_go_back_within_a_log() {
     assert_eq!(second, AppendOutcome::Landed { at: Timestamp(START_MS), duplicates: vec![] });
 }
 
+fn due_query() -> DueQuery {
+    DueQuery { region: "north".parse().expect("valid"), after: None, limit: 10 }
+}
+
 #[tokio::test]
 async fn due_rows_change_with_the_batch_and_show_when_the_owner_is_gone() {
     let bench = Bench::new();
@@ -206,19 +210,19 @@ async fn due_rows_change_with_the_batch_and_show_when_the_owner_is_gone() {
     first.due = DueChange::Set(DueWhy::Turn, Duration::from_secs(5));
     landed(bench.append(me, first).await);
     assert!(bench.store().expel(me).await.expect("expels"));
-    assert_eq!(bench.store().due(10).await.expect("reads"), vec![], "not due yet");
+    assert_eq!(bench.store().due(&due_query()).await.expect("reads"), vec![], "not due yet");
     bench.advance(5000);
-    let due = bench.store().due(10).await.expect("reads");
+    let due = bench.store().due(&due_query()).await.expect("reads");
     assert_eq!(
         due.iter().map(|row| (row.conversation.as_str(), row.why)).collect::<Vec<_>>(),
         [("room", DueWhy::Turn)]
     );
     let next = bench.register(2).await;
     let armed = bench.won(&room, next).await;
-    assert_eq!(bench.store().due(10).await.expect("reads"), vec![], "the owner lives");
+    assert_eq!(bench.store().due(&due_query()).await.expect("reads"), vec![], "the owner lives");
     let mut done = batch(&room, &armed, armed.last_seq, armed.first_seq, vec![message("alice", "k2", "two")]);
     done.due = DueChange::Clear;
     landed(bench.append(next, done).await);
     assert!(bench.store().expel(next).await.expect("expels"));
-    assert_eq!(bench.store().due(10).await.expect("reads"), vec![]);
+    assert_eq!(bench.store().due(&due_query()).await.expect("reads"), vec![]);
 }

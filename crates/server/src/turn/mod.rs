@@ -6,6 +6,7 @@
 //! Deliberately absent: any state that outlives a turn. It is in the log.
 
 pub mod agents;
+pub mod model;
 pub mod runner;
 
 #[cfg(test)]

@@ -184,7 +184,8 @@ export class Turn {
  * @returns {Promise<number>}
  */
 async function refused(key, answer) {
-  const told = await answer.json().catch(() => ({}));
+  /** @type {{code?: string, detail?: string, retry?: {after_ms?: number}} | null} */
+  const told = await answer.json().catch(() => null);
   const detail = told?.detail ?? `HTTP ${answer.status}`;
   if (told?.code === 'stale_attempt') throw new Stale(detail);
   if (told?.code === 'journal_mismatch') throw new JournalMismatch(detail);

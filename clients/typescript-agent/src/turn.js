@@ -185,7 +185,7 @@ export class Turn {
  */
 async function refused(key, answer) {
   /** @type {{code?: string, detail?: string, retry?: {after_ms?: number}} | null} */
-  const told = await answer.json().catch(() => null);
+  const told = /** @type {any} */ (await answer.json().catch(() => null));
   const detail = told?.detail ?? `HTTP ${answer.status}`;
   if (told?.code === 'stale_attempt') throw new Stale(detail);
   if (told?.code === 'journal_mismatch') throw new JournalMismatch(detail);

@@ -4,6 +4,7 @@
 //! named limit. Deliberately absent: sockets, and what a frame *means* (that is the gateway's).
 
 pub mod link;
+pub mod openai;
 pub mod phoenix;
 pub mod problem;
 pub mod sse;

@@ -1,0 +1,12 @@
+/**
+ * Agents for Conch, as HTTP workers.
+ *
+ * The owner of a conversation POSTs a turn; the worker streams its answer and makes each side effect a durable step before
+ * it goes on. A turn whose worker or owner dies is run again from its beginning, with the completed steps in the journal:
+ * code between steps runs again, a completed step does not.
+ *
+ * Deliberately does not: keep state of its own. What must survive is a step's output or the turn's `state`.
+ */
+export { handler } from './handler.js';
+export { InvalidSignature, sign, verify } from './signature.js';
+export { JournalMismatch, Stale, StepRefused, Turn } from './turn.js';

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::body::{Body, Limits};
-use crate::ids::{ConvKey, Epoch, Generation, Incarnation, LogId, Seq};
+use crate::ids::{ConvKey, ConversationId, Epoch, Generation, Incarnation, LogId, Seq};
 use crate::presence::shard::{Meta, MetaRef, PresenceNews, ShardNews, ShardReport};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Code, Refusal, Retry};
@@ -131,7 +131,8 @@ fn handed() -> impl Strategy<Value = Handed> {
 
 fn turn_ask() -> impl Strategy<Value = TurnAsk> {
     let mode = prop::sample::select(vec![CancelMode::Keep, CancelMode::Rollback]);
-    let payload = "\\PC{0,20}".prop_map(|text| serde_json::json!({"text": text, "n": [1.5, null]}));
+    let payload = ("\\PC{0,20}", prop::num::f64::NORMAL)
+        .prop_map(|(text, number)| serde_json::json!({"text": text, "n": [number, null]}));
     prop_oneof![
         (seq(), mode, id()).prop_map(|(turn, mode, by)| TurnAsk::Cancel(Cancel { turn, mode, by, reason: None })),
         (seq(), id(), payload, name()).prop_map(|(turn, step, payload, by)| {
@@ -481,6 +482,24 @@ fn only_a_peer_that_knows_them_is_asked_newer_requests() {
         assert!(Features(u64::MAX).have(request.needs()), "unknown features mean nothing");
     }
     assert!(Features::NONE.have(Request::Offer { conversations: 1 }.needs()));
+}
+
+#[test]
+fn numbers_of_a_payload_arrive_as_they_were() {
+    for number in [31.245_270_191_439_438, 121.487_919_511_619_45, f64::MIN_POSITIVE, f64::MAX, -0.0] {
+        let resolve = Resolve {
+            id: AwaitId::of(Seq(1), &"m1".parse().expect("valid")),
+            payload: number.into(),
+            by: "ada".into(),
+        };
+        let ask = Request::Turn {
+            conversation: "a".parse().expect("valid"),
+            ask: TurnAsk::Resolve(resolve),
+            hops: Hops::START,
+        };
+        let frame = Frame::Ask { request: RequestId(1), within_ms: 1, ask };
+        assert_eq!(Frame::decode(&content(&frame)), Ok(frame), "{number}");
+    }
 }
 
 #[test]

@@ -144,11 +144,8 @@ impl Wire for Value {
         let text = from.text(field)?;
         let value: Self =
             serde_json::from_str(text).map_err(|error| DecodeError::invalid(field, format!("is not JSON: {error}")))?;
-        if value.to_string() == text {
-            Ok(value)
-        } else {
-            Err(DecodeError::invalid(field, "is written in another way"))
-        }
+        let again = value.to_string();
+        if again == text { Ok(value) } else { Err(DecodeError::invalid(field, "is written in another way")) }
     }
 }
 

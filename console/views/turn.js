@@ -15,6 +15,12 @@ const REASONS = {
   agent_unknown: 'This server does not have that agent.',
   append_refused: 'The answer could not be written down.',
   step_too_large: 'A step of this answer was too large to keep.',
+  too_many_steps: 'This answer took too many steps.',
+  journal_too_large: 'The steps of this answer were too large to keep.',
+  too_many_tokens: 'This answer used up the tokens that it may use.',
+  deadline_passed: 'This answer took too long.',
+  no_progress: 'Server after server stopped in the middle of this answer. Ask again to have another.',
+  journal_mismatch: 'The agent did not go on as it began. Ask again to have another answer.',
 };
 
 export function turnView() {

@@ -87,9 +87,9 @@ impl Scene {
     }
 
     /// The log.
-    async fn records(&self) -> Vec<Record> {
+    pub(crate) async fn records(&self) -> Vec<Record> {
         let (direction, conversation) = (Direction::After(Seq(0)), self.room.clone());
-        let query = RangeQuery { conversation, direction, limit: 500, kinds: Vec::new() };
+        let query = RangeQuery { conversation, direction, limit: 10_000, kinds: Vec::new() };
         let page = self.site.recorder.range(&query).await.expect("the memory store does not fail");
         page.expect("it was created").records
     }

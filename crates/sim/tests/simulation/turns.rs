@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use conch_core::conversation::{SecondMessage, Settings};
+use conch_core::conversation::{ConversationKind, SecondMessage, Settings};
 use conch_core::ids::{Epoch, Seq};
 use conch_core::record::{Record, RecordKind};
 use conch_core::refusal::{Code, Refusal};
@@ -13,7 +13,7 @@ use conch_core::turn::awaits::AwaitId;
 use conch_core::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk};
 use conch_sim::asker::ASKER_WAITS;
 use conch_sim::scenario::TIMING;
-use conch_store::{Direction, LogStore as _, RangeQuery};
+use conch_store::LogStore as _;
 use futures_util::future::join_all;
 use serde_json::json;
 
@@ -28,16 +28,6 @@ fn sessions(machines: usize, agent: &'static str) -> Setting {
 }
 
 impl Scene {
-    async fn records(&self) -> Vec<Record> {
-        let query = RangeQuery {
-            conversation: self.room.clone(),
-            direction: Direction::After(Seq(0)),
-            limit: 10_000,
-            kinds: Vec::new(),
-        };
-        self.site.recorder.range(&query).await.expect("the memory store does not fail").expect("it exists").records
-    }
-
     /// The receipt of what is asked for, which comes last.
     async fn asks(&self, node: usize, ask: TurnAsk) -> Result<Receipt, Refusal> {
         let receipts = self.nodes[node].router.turn(&self.room, ask).await?;

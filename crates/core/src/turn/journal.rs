@@ -34,6 +34,8 @@ pub const RESOLVE_SENDER: &str = "@resolve";
 pub const SUPERSEDE_SENDER: &str = "@supersede";
 /// Writes the ends of turns, keyed by the turn.
 pub const END_SENDER: &str = "@end";
+/// Interrupts a turn where its owner does not know any more who sent the input that does.
+pub const INTERRUPT_SENDER: &str = "@interrupt";
 
 /// Most characters of the detail in `turn.failed`.
 const DETAIL_MAX_CHARACTERS: usize = 500;

@@ -20,7 +20,7 @@ mod words;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::ids::{Epoch, Seq};
+use crate::ids::{Epoch, Seq, Subject};
 use crate::invariant::{Broken, Invariant};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::Retry;
@@ -101,6 +101,8 @@ pub struct TurnMachine {
     /// A commit that runs the last turn again is on its way.
     regenerating: bool,
     arrivals: Option<Arrivals>,
+    /// Who sent the newest of the inputs that wait; not known of those before the checkpoint, which holds no names.
+    newcomer: Option<Subject>,
     own: Option<Own>,
     retry_at: Option<Monotonic>,
     #[cfg(test)]
@@ -121,6 +123,7 @@ impl TurnMachine {
             leaving: BTreeSet::new(),
             regenerating: false,
             arrivals: None,
+            newcomer: None,
             own: None,
             retry_at: None,
             #[cfg(test)]
@@ -265,6 +268,7 @@ impl TurnMachine {
                 self.queued.push_back(record.seq);
                 let first = self.arrivals.map_or(now.monotonic, |arrivals| arrivals.first);
                 self.arrivals = Some(Arrivals { first, last: now.monotonic });
+                self.newcomer = Some(record.sender.clone());
                 Ok(())
             }
             _ => Ok(()),
@@ -295,7 +299,7 @@ impl TurnMachine {
 
     fn forget_arrivals(&mut self) {
         if self.queued.is_empty() {
-            self.arrivals = None;
+            (self.arrivals, self.newcomer) = (None, None);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::{Refusal, Retry};
 use crate::time::{Monotonic, Timestamp};
 use crate::turn::awaits::{AwaitId, OpenAwait};
-use crate::turn::cancel::{Cancel, CancelMode, CancelReason, Resolve};
+use crate::turn::cancel::{Cancel, CancelMode, Resolve};
 use crate::turn::journal;
 use crate::turn::machine::Rule;
 use crate::turn::replay::Replay;
@@ -146,10 +146,8 @@ impl Owner {
                     Some(Run { turn, begin: start.begin, attempt: start.attempt, replay, sent: BTreeSet::new() });
             }
             Action::StopRunner { turn } => self.stop(turn),
-            Action::Interrupt { turn } => {
-                let reason = Some(CancelReason::Interrupted);
-                self.cancel(&Cancel { reason, ..cancel(turn, CancelMode::Keep) });
-            }
+            // A refusal is told to nobody.
+            Action::Interrupt(cancel) => drop(self.cancel(&cancel)),
             Action::Due(due) => self.due = due,
         }
     }

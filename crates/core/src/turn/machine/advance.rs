@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use super::{Action, Begin, JOIN_MAX_INPUTS, Mode, NO_DEADLINE, Now, Own, Rule, StartRunner, TurnMachine};
 use crate::conversation::SecondMessage;
-use crate::ids::{Epoch, Seq};
+use crate::ids::{Epoch, Seq, Subject};
 use crate::record::Draft;
 use crate::time::{Monotonic, Timestamp};
 use crate::turn::awaits::Resolution;
 use crate::turn::budget::TURN_OWNERS_MAX;
-use crate::turn::journal::{self, FailReason};
+use crate::turn::cancel::{Cancel, CancelMode, CancelReason};
+use crate::turn::journal::{self, FailReason, INTERRUPT_SENDER};
 use crate::turn::running::{End, Runner, Running};
 
 /// Inputs that keep coming put a merged turn off for so many times its pause, and no longer.
@@ -60,7 +61,9 @@ impl TurnMachine {
         }
         if interrupts && !running.interrupting {
             running.interrupting = true;
-            return out.push(Action::Interrupt { turn });
+            let by = self.newcomer.clone().unwrap_or_else(|| Subject::system(INTERRUPT_SENDER));
+            let reason = Some(CancelReason::Interrupted);
+            return out.push(Action::Interrupt(Cancel { turn, mode: CancelMode::Keep, by, reason }));
         }
         let expired = running.awaiting.as_ref().filter(|open| open.expires_at <= now.wall);
         if let Some(open) = expired {

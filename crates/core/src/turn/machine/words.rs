@@ -8,6 +8,7 @@ use crate::record::{Draft, Record};
 use crate::refusal::Retry;
 use crate::time::{Monotonic, Timestamp};
 use crate::turn::budget::TURN_TIME_DEFAULT;
+use crate::turn::cancel::Cancel;
 use crate::turn::due::Due;
 #[cfg(doc)]
 use crate::turn::machine::TurnMachine;
@@ -97,11 +98,8 @@ pub enum Action {
         /// Which.
         turn: Seq,
     },
-    /// Cancel the turn, as [`TurnMachine::cancel`] does, because another input came.
-    Interrupt {
-        /// Which.
-        turn: Seq,
-    },
+    /// Cancel a turn, as [`TurnMachine::cancel`] does, because another input came.
+    Interrupt(Cancel),
     /// The due row must say this although no append of the machine's changes it: write it under the fence, with the
     /// next batch or in one without records.
     Due(Due),

@@ -42,7 +42,7 @@ fn interrupt_ends_the_running_turn_and_starts_the_new_one() {
     owner.commit();
     let expected = ["message", "turn.started", "message", "message", "turn.cancelled", "turn.started"];
     assert_eq!(owner.kinds(), expected);
-    assert_eq!(owner.log[4].body.as_str(), r#"{"by":"bob","mode":"keep","reason":"interrupted"}"#);
+    assert_eq!(owner.log[4].body.as_str(), r#"{"by":"alice","mode":"keep","reason":"interrupted"}"#);
     assert_eq!((owner.machine.state(turn), owner.runner.is_some()), (TurnState::Closed, true));
 }
 

@@ -7,14 +7,11 @@ use conch_core::ids::{ClientMsgId, Subject};
 use conch_core::record::RecordKind;
 use conch_core::sequencer::key_reused;
 use conch_core::turn::NotDone;
-use conch_core::turn::cancel::{Cancel, CancelMode, CancelReason, Regenerate, Resolve, TurnAsk};
+use conch_core::turn::cancel::{Cancel, Regenerate, Resolve, TurnAsk};
 use conch_core::turn::journal;
 use conch_store::{Direction, Landed, RangeQuery, Store};
 
 use super::*;
-
-/// In whose name the owner cancels a turn that another input interrupts.
-const INTERRUPTER: &str = "@interrupt";
 
 impl Owner {
     pub(super) fn turn_ask(&mut self, ask: TurnAsk, reply: Reply) {
@@ -40,7 +37,7 @@ impl Owner {
 
     /// The runner is stopped at once, so that nothing more of it is shown or done; who asked is told when the cancel is on disk
     /// and the runner is over (invariant 14).
-    fn cancel(&mut self, cancel: Cancel, reply: Reply) {
+    pub(super) fn cancel(&mut self, cancel: Cancel, reply: Reply) {
         let Some(turns) = &mut self.turns else { return };
         let partial = turns.partial(cancel.turn);
         match turns.machine.cancel(&cancel, partial.as_deref()) {
@@ -56,11 +53,6 @@ impl Owner {
             Err(NotDone::Closed) => self.look_in_the_log(TurnAsk::Cancel(cancel), reply),
             Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
         }
-    }
-
-    pub(super) fn interrupt(&mut self, turn: Seq) {
-        let (by, reason) = (Subject::system(INTERRUPTER), Some(CancelReason::Interrupted));
-        self.cancel(Cancel { turn, mode: CancelMode::Keep, by, reason }, Box::new(drop));
     }
 
     /// Lets waiting inputs join the turn whose runner asks.

@@ -143,7 +143,8 @@ impl Owner {
                         turns.start_runner(node, agents, port, start);
                     }
                 }
-                turn::Action::Interrupt { turn } => self.interrupt(turn),
+                // What comes of it is told as of every append.
+                turn::Action::Interrupt(cancel) => self.cancel(cancel, Box::new(drop)),
                 turn::Action::StopRunner { turn } => {
                     if let Some(turns) = &mut self.turns {
                         turns.stop_runner(Some(turn));

@@ -127,6 +127,7 @@ fn regenerate(owner: &mut Owner) {
 /// Plays a story, then lets everything come to its end, and says what went wrong.
 fn play(second_message: SecondMessage, events: &[Event], without: Option<Rule>) -> Vec<String> {
     let mut owner = Owner::with(second_message, without);
+    owner.on_fault = OnFault::Keep;
     for event in events {
         perform(&mut owner, event);
         if !owner.faults.is_empty() {

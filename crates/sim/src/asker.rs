@@ -23,7 +23,8 @@ impl TurnAgent for Asker {
         turn.step("prepare", None, async { Ok(json!("prepared")) }).await?;
         let step = StepId::own("ask", 1).expect("a step's name");
         let prompt = Some("Well?".to_owned());
-        let resolution = turn.wait(&Await { step, schema: json!({}), prompt, within: ASKER_WAITS }).await?;
+        let resolution =
+            turn.wait(&Await { step, schema: json!({ "type": "integer" }), prompt, within: ASKER_WAITS }).await?;
         turn.step("conclude", None, async { Ok(json!("concluded")) }).await?;
         Ok(Answer(match resolution {
             Resolution::Payload(payload) => format!("I was told {payload}"),

@@ -3,7 +3,7 @@
 //! Invariant: an await's id follows from its turn and step alone, so that whoever runs the turn again finds it, and no
 //! turn can open one of another.
 //!
-//! Deliberately absent: whether a payload fits the schema. The edge that takes the payload checks that.
+//! Deliberately absent: whether a payload fits the schema. That needs a library, and the shell checks it before it asks the owner.
 
 use std::fmt;
 use std::str::FromStr;

@@ -245,6 +245,12 @@ pub(crate) fn await_of(body: &Body) -> Option<OpenAwait> {
     Some(OpenAwait { id, step, expires_at })
 }
 
+/// The schema that an `await.opened` asks its answer to fit.
+#[must_use]
+pub fn schema_of(body: &Body) -> Option<Value> {
+    body.to_value().get_mut("schema").map(Value::take)
+}
+
 /// What an `await.resolved` says.
 #[must_use]
 pub(crate) fn resolution_of(body: &Body) -> Option<(AwaitId, Resolution)> {

@@ -45,6 +45,7 @@ use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
 use crate::rules::Rule;
 use crate::turn::agents::Agents;
+use crate::turn::schema;
 pub use sighting::{READ_WITHIN, Sighting};
 
 /// How long an owner elsewhere may take to hear that its conversation has changed.
@@ -279,8 +280,12 @@ impl Router {
     /// again while ownership moves, and what was done before answers as it did.
     ///
     /// # Errors
-    /// As [`Router::append`]; a conflict that says what became of the turn or await.
+    /// As [`Router::append`]; a conflict that says what became of the turn or await; `invalid_request` for an answer that does
+    /// not fit the await's schema.
     pub async fn turn(&self, conversation: &ConvRef, ask: TurnAsk) -> Result<Vec<Receipt>, Refusal> {
+        if let TurnAsk::Resolve(answer) = &ask {
+            schema::fits(&*self.shared.node.store, conversation, answer).await?;
+        }
         self.turn_within(conversation, ask, Hops::START, self.shared.node.limits.route_budget).await
     }
 

@@ -297,11 +297,6 @@ impl TurnContext {
             return Err(Halt::failed("a step was completed that was not begun"));
         };
         let draft = journal::step_completed(self.run.turn, &step, &result);
-        let bytes = draft.body.as_str().len();
-        if bytes > STEP_OUTPUT_MAX_BYTES {
-            let detail = format!("step {step}: is {bytes} bytes long; at most {STEP_OUTPUT_MAX_BYTES} are allowed");
-            return Err(Halt::Failed(FailReason::StepTooLarge, detail));
-        }
         self.journal_one(draft).await?;
         self.replay.completed(step, result).map_err(|broken| Halt::failed(broken.to_string()))
     }
@@ -342,11 +337,7 @@ impl TurnContext {
     pub(super) async fn end(&mut self, answer: Answer) -> Result<(), Halt> {
         let turn = self.run.turn;
         let draft = journal::answer(turn, &self.run.agent, &answer.0);
-        let bytes = draft.body.as_str().len();
-        if bytes > STEP_OUTPUT_MAX_BYTES {
-            let detail = format!("the answer is {bytes} bytes long; at most {STEP_OUTPUT_MAX_BYTES} are allowed");
-            return Err(Halt::Failed(FailReason::StepTooLarge, detail));
-        }
+        check_size(&draft)?;
         self.append(vec![draft, journal::completed(turn)]).await
     }
 
@@ -377,6 +368,7 @@ impl TurnContext {
 
     /// One more record of the journal, within the limits of a turn.
     async fn journal_one(&mut self, draft: Draft) -> Result<(), Halt> {
+        check_size(&draft)?;
         let spent = self.replay.spent().with(draft.kind, &draft.body);
         spent.check()?;
         self.append(vec![draft]).await?;
@@ -411,6 +403,16 @@ impl TurnContext {
         // `has_changed` fails when the owner is gone.
         if told_to_run && self.signal.has_changed().is_ok() { Ok(()) } else { Err(Halt::Stopped) }
     }
+}
+
+fn check_size(draft: &Draft) -> Result<(), Halt> {
+    let bytes = draft.body.as_str().len();
+    if bytes <= STEP_OUTPUT_MAX_BYTES {
+        return Ok(());
+    }
+    let (kind, key) = (draft.kind, &draft.client_msg_id);
+    let detail = format!("{kind} {key}: is {bytes} bytes long; at most {STEP_OUTPUT_MAX_BYTES} are allowed");
+    Err(Halt::Failed(FailReason::StepTooLarge, detail))
 }
 
 /// The time that is left for one request and its repetitions.

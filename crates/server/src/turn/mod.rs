@@ -13,6 +13,7 @@ pub mod demo;
 pub mod model;
 pub mod port;
 pub mod runner;
+pub mod schema;
 
 #[cfg(test)]
 mod runner_tests;

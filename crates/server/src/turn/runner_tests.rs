@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use crate::seams::{Clock, Random, Seams, Spawn};
 use crate::turn::agent::{Answer, Halt, TurnAgent};
 use crate::turn::agents::{AgentLimits, Agents};
-use crate::turn::context::{OnUnknown, StepBegin, ToolCall, TurnContext};
+use crate::turn::context::{Await, OnUnknown, StepBegin, ToolCall, TurnContext};
 use crate::turn::port::Records;
 use crate::turn::runner::{RunOutcome, Signal, TurnPort, TurnRun, run};
 use conch_core::turn::result::{AskedCall, StepResult, ToolStatus, Usage};
@@ -498,6 +498,7 @@ struct Does(fn(u32) -> Deed, std::sync::atomic::AtomicU32);
 enum Deed {
     Step(serde_json::Value),
     Tokens(u64),
+    Wait(serde_json::Value),
     Panic,
 }
 
@@ -521,6 +522,12 @@ impl TurnAgent for Does {
                     }
                 }
                 Ok(Answer(turn.spent().tokens.to_string()))
+            }
+            Deed::Wait(schema) => {
+                let step = turn.own_step("ask")?;
+                let within = Duration::from_secs(60);
+                turn.wait(&Await { step, schema, prompt: None, within }).await?;
+                Ok(Answer("it was answered".to_owned()))
             }
             Deed::Panic => panic!("an agent's mistake"),
         }
@@ -555,6 +562,18 @@ async fn tokens_are_counted_over_all_owners_and_end_the_turn() {
     let end = owner.bodies().pop().expect("an end");
     assert!(end.contains("has used 10 tokens; at most 10 are allowed"), "{end}");
     assert_eq!(does(|_| Deed::Tokens(3)).run("own").await, RunOutcome::Completed);
+}
+
+#[tokio::test]
+async fn nobody_is_asked_for_what_nothing_can_fit_or_nobody_could_read() {
+    let owner = does(|_| Deed::Wait(json!({ "type": "thing" })));
+    assert_eq!(owner.run("own").await, RunOutcome::Failed(FailReason::AgentFailed));
+    assert_eq!(owner.commits(), ["turn.failed"]);
+    let end = owner.bodies().pop().expect("an end");
+    assert!(end.contains("step ask: schema/type: "), "{end}");
+    let owner = does(|_| Deed::Wait(json!({ "description": "x".repeat(1024 * 1024) })));
+    assert_eq!(owner.run("own").await, RunOutcome::Failed(FailReason::StepTooLarge));
+    assert_eq!(does(|_| Deed::Wait(json!({}))).run("own").await, RunOutcome::Waiting);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use conch_sim::asker::ASKER_WAITS;
 use conch_sim::scenario::TIMING;
 use conch_store::LogStore as _;
 use futures_util::future::join_all;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::scene::{Scene, Setting, play_in, whole};
 
@@ -39,9 +39,9 @@ impl Scene {
         self.asks(node, TurnAsk::Cancel(Cancel { turn, mode, by, reason: None })).await
     }
 
-    async fn resolve(&self, node: usize, turn: Seq, payload: u64) -> Result<Receipt, Refusal> {
+    async fn resolve(&self, node: usize, turn: Seq, payload: Value) -> Result<Receipt, Refusal> {
         let step = StepId::own("ask", 1).expect("a step's name");
-        let resolve = Resolve { id: AwaitId::of(turn, &step), payload: json!(payload), by: "bob".into() };
+        let resolve = Resolve { id: AwaitId::of(turn, &step), payload, by: "bob".into() };
         self.asks(node, TurnAsk::Resolve(resolve)).await
     }
 
@@ -160,7 +160,9 @@ fn a_turn_waits_while_everybody_sleeps_and_many_answers_have_one_effect() {
         scene.wait(30_000).await;
         let info = scene.site.recorder.conversation(&scene.room).await.expect("no failure").expect("it exists");
         assert_eq!(info.head.and_then(|head| head.owner), None, "nobody holds what only waits");
-        let asked = (0..50_usize).map(|n| scene.resolve(n % 2, turn, (n % 3) as u64));
+        let misfit = scene.resolve(0, turn, json!("secret")).await.expect_err("it is no integer");
+        assert_eq!((misfit.code, misfit.retry), (Code::UnprocessableRequest, None), "{misfit}");
+        let asked = (0..50_usize).map(|n| scene.resolve(n % 2, turn, json!(n % 3)));
         let answers = join_all(asked.collect::<Vec<_>>()).await;
         let log = scene.until(RecordKind::TurnCompleted, turn).await;
         let resolved: Vec<&Record> = log.iter().filter(|record| record.kind == RecordKind::AwaitResolved).collect();
@@ -200,7 +202,7 @@ fn an_await_expires_on_time_though_nobody_is_there() {
         let waited = Duration::from_millis(u64::try_from(resolved.at.0 - opened.0).expect("later"));
         assert!(waited >= ASKER_WAITS - Duration::from_millis(10), "{waited:?}");
         assert!(waited < ASKER_WAITS + Duration::from_secs(3), "{waited:?}");
-        let late = scene.resolve(0, turn, 1).await.expect_err("it is over");
+        let late = scene.resolve(0, turn, json!(1)).await.expect_err("it is over");
         assert_eq!(late.code, Code::Conflict);
     });
 }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::{StepBegin, TurnContext};
 use crate::turn::agent::Halt;
+use crate::turn::schema::Schema;
 
 /// What becomes of a call of which nobody knows whether it happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -103,7 +104,7 @@ impl TurnContext {
     /// time is over; then this returns what came of it.
     ///
     /// # Errors
-    /// [`Halt::Waiting`], to be passed on.
+    /// [`Halt::Waiting`], to be passed on; [`Halt::Failed`] if the schema is none.
     pub async fn wait(&mut self, what: &Await) -> Result<Resolution, Halt> {
         self.go_on()?;
         let id = AwaitId::of(self.run.turn, &what.step);
@@ -112,6 +113,7 @@ impl TurnContext {
             Some(None) => return Err(Halt::Waiting),
             None => {}
         }
+        Schema::read(&what.schema).map_err(|invalid| Halt::failed(format!("step {}: {invalid}", what.step)))?;
         let within = i64::try_from(what.within.min(AWAIT_MAX).as_millis()).unwrap_or(i64::MAX);
         let expires_at = Timestamp(self.seams.clock.wall().0.saturating_add(within));
         let open = OpenAwait { id, step: what.step.clone(), expires_at };

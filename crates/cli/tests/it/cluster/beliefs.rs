@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::load::{Load, end_clean};
+use super::load::{Kind, Load, end_clean};
 use super::rig::Cluster;
 use crate::node::{message, until};
 
@@ -74,7 +74,7 @@ fn viewer_stranded_after_release() {
     let owned = "SELECT h.owner FROM conv_head h JOIN conversation v USING (conv_id) WHERE v.id = 'quiet' AND h.owner IS NOT NULL";
     until("the release", || cluster.rows(owned).is_empty().then_some(()));
     load.rooms.push("quiet".to_owned());
-    load.watch(&cluster, "quiet", 1);
+    load.watch(&cluster, "quiet", 1, Kind::Sse);
     for room in ["quiet", "room-0"] {
         let writer = load.writer(&cluster, &format!("writes-to-{room}"), 2);
         cluster.runtime.block_on(writer.send(room, &format!("to-{room}"), 2));

@@ -28,6 +28,8 @@ const ACKS: u64 = 20;
 const CALM_ACKS: u64 = 60;
 /// Within which all nodes must be ready after a spell. Long: they may have to be started while the machine is busy.
 const MENDED: Duration = Duration::from_secs(90);
+/// A standby lags by no more than what is written in this time.
+const LEAD: Duration = Duration::from_secs(5);
 /// Between two looks at the nodes.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -311,8 +313,12 @@ impl Weather {
         if self.chance.below(4) > 0 {
             // What is acknowledged from here on is the primary's alone.
             self.pair.detach();
-            let acks = 5 + self.chance.next() % 60;
-            self.load().go_on(acks);
+            let goal = self.load().acks() + 5 + self.chance.next() % 60;
+            let begun = Instant::now();
+            // Nobody reaches what a node owns that is cut off from everybody but the database.
+            while self.load().acks() < goal && begun.elapsed() < LEAD {
+                std::thread::sleep(LOOK);
+            }
         }
         let log = self.pair.promote();
         self.note(&format!("the log is {log}"));

@@ -6,6 +6,7 @@ use std::time::Duration;
 use conch_core::conversation::ConversationKind;
 use conch_core::refusal::Refusal;
 use conch_core::sequencer::Receipt;
+use conch_core::wire::link::OwnedQuery;
 use conch_server::events::Event;
 use conch_server::rules::Rule;
 use conch_server::seams::Clock as _;
@@ -35,7 +36,8 @@ fn while_many_are_released(removed: Removed) -> Option<u128> {
         scene.slow_down(0, Call::Release, Duration::from_secs(2));
         scene.say_everywhere(0, "everywhere").await;
         let router = &scene.nodes[0].router;
-        while router.owned_after(None, 1_000).0.len() == router.owned() {
+        let all = OwnedQuery { after: None, contains: String::new(), limit: 1_000 };
+        while router.owned_page(&all).owned.len() == router.owned() {
             scene.wait(10).await;
         }
         let last = scene.site.conversations.iter().max_by_key(|room| room.key).expect("there are some");

@@ -131,6 +131,8 @@ pub(crate) struct Weather {
     deck: Vec<Blow>,
     /// How often each befell it.
     pub(crate) befell: BTreeMap<Blow, u64>,
+    /// Whether a promotion lost what was acknowledged.
+    pub(crate) lost_some: bool,
     /// Nodes that ended by themselves, because they had lost their lease or their database.
     pub(crate) ended: u64,
     begun: Instant,
@@ -179,6 +181,7 @@ impl Weather {
             chance: Chance::new(seed),
             deck: Vec::new(),
             befell: BTreeMap::new(),
+            lost_some: false,
             ended: 0,
             begun: Instant::now(),
             load: None,
@@ -313,12 +316,14 @@ impl Weather {
         if self.chance.below(4) > 0 {
             // What is acknowledged from here on is the primary's alone.
             self.pair.detach();
-            let goal = self.load().acks() + 5 + self.chance.next() % 60;
+            let before = self.load().acks();
+            let goal = before + 5 + self.chance.next() % 60;
             let begun = Instant::now();
             // Nobody reaches what a node owns that is cut off from everybody but the database.
             while self.load().acks() < goal && begun.elapsed() < LEAD {
                 std::thread::sleep(LOOK);
             }
+            self.lost_some |= self.load().acks() > before;
         }
         let log = self.pair.promote();
         self.note(&format!("the log is {log}"));

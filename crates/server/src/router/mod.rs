@@ -78,6 +78,8 @@ struct Shared {
     claims: Semaphore,
     /// Owners that change hands at once when their patience is over.
     hand_overs: Arc<Semaphore>,
+    /// Conversations whose reign ended in doubt that are resolved at once.
+    looks: Semaphore,
     claim_rate: ClaimRate,
     balance: Mutex<balance::Balance>,
     agents: Arc<Agents>,
@@ -119,12 +121,24 @@ impl Router {
         let claims = Semaphore::new(node.limits.claims);
         let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
         let hand_overs = Arc::new(Semaphore::new(few));
+        let looks = Semaphore::new(keeping::LOOKS_AT_ONCE);
         let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
         let balance = Mutex::new(balance::Balance::new(&node.limits, &node.rules));
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let shared =
-            Shared { node, committer, table, claims, hand_overs, claim_rate, balance, agents, on_published, link };
+        let shared = Shared {
+            node,
+            committer,
+            table,
+            claims,
+            hand_overs,
+            looks,
+            claim_rate,
+            balance,
+            agents,
+            on_published,
+            link,
+        };
         let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());

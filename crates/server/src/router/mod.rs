@@ -303,6 +303,13 @@ impl Router {
         }
     }
 
+    /// True if the last look at the nodes does not show it. It was declared dead, and may answer all the same because it does
+    /// not know; or it came so lately that the next look will show it, and until then the store is asked.
+    fn is_missing(&self, peer: &Peer) -> bool {
+        let view = self.shared.node.nodes.view();
+        view.read_at.is_some() && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+    }
+
     /// What is believed of an owner elsewhere has proved wrong, or useless.
     pub fn forget(&self, conversation: &ConvRef) {
         self.table().forget(conversation.key);
@@ -402,6 +409,7 @@ impl Router {
             let lookup = self.table().look_up(conversation.key);
             match lookup {
                 Lookup::Active(handle) => return Ok(Place::Here(handle)),
+                Lookup::Elsewhere(peer) if self.is_missing(&peer) => self.forget(conversation),
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
                 Lookup::Wait(mut settled) if self.shared.node.rules.hold(Rule::ClaimsAreShared) => {

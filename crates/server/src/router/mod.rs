@@ -307,7 +307,8 @@ impl Router {
     /// not know; or it came so lately that the next look will show it, and until then the store is asked.
     fn is_missing(&self, peer: &Peer) -> bool {
         let view = self.shared.node.nodes.view();
-        view.read_at.is_some() && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+        let judged = view.read_at.is_some() && self.shared.node.rules.hold(Rule::DeathForgets);
+        judged && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
     }
 
     /// What is believed of an owner elsewhere has proved wrong, or useless.

@@ -170,7 +170,7 @@ export function groupsOf({ kind, event }) {
 }
 
 const WHY_DEAD = { lease_ran_out: 'its lease ran out', process_died: 'its process is gone' };
-const WHY_RELEASED = { idle: 'nobody used it', draining: 'the node drains', wedged: 'its task did not answer' };
+const WHY_RELEASED = { idle: 'nobody used it', draining: 'the node drains', not_taken: 'the node that was to take it did not', wedged: 'its task did not answer' };
 
 /** What happened, as a sentence. `nameOf(incarnation)`: a node's name. */
 export function sentence({ kind, node, incarnation, event }, nameOf) {

@@ -7,7 +7,7 @@
 //! Invariants, whatever was told and in whatever order:
 //! - E1. A conversation goes to a node that may own it, and to its home while that has a node that takes it.
 //! - E2. Each hand-over that is not a way home makes the cluster more even: its giver owns at least as many afterwards as its
-//!   receiver. The giver names the level that it will not fall below, and the receiver does not rise above it, promises
+//!   receiver. The giver names the level that it will not fall below by handing over, and the receiver does not rise above it, promises
 //!   included. So the sum of the squares of what nodes own falls with each one; it cannot fall for ever, so without
 //!   new conversations moving ends, and nothing moves back and forth.
 //! - E3. Where all know what all own, and everything is idle, it ends with every node within a tenth of the mean of those

@@ -7,6 +7,8 @@
 pub enum Rule {
     /// What is believed of an owner elsewhere goes at the first sign of trouble.
     TroubleForgets,
+    /// What is believed of an owner elsewhere goes when its node is registered no more.
+    DeathForgets,
     /// A write is passed on a few times at most.
     HopsEnd,
     /// An owner that makes no progress for a lease loses its conversation.

@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
+use conch_core::wire::link::VERSION;
 use conch_store::etcd::testing::TestCluster;
 use conch_store::postgres::testing::{Disk, Pooler, TestServer};
 
@@ -179,7 +180,8 @@ fn a_peer_with_another_secret_or_version_is_turned_away_and_named() {
     // A reset after the goodbye is an end too.
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer).into_owned();
-    assert!(answer.contains("version 2.0") && answer.contains("this node 1.0"), "{answer:?}");
+    let ours = format!("this node {VERSION}");
+    assert!(answer.contains("version 2.0") && answer.contains(&ours), "{answer:?}");
     until("the log to name the version", || log_of(&logs[0]).contains("version 2.0").then_some(()));
 
     let (_b, _) = linked(&second, &url, "b", OTHER_SECRET, &logs[1]);

@@ -189,6 +189,7 @@ mod tests {
         }
         assert_eq!(rate.promises().made.len(), PROMISES_MAX);
         let _ = rate.admit(at(60_000), key(1), Urgency::Background);
-        assert_eq!((rate.promises().made.len(), rate.promises().by_time.len()), (0, 0));
+        let promises = rate.promises();
+        assert_eq!((promises.made.len(), promises.by_time.len()), (0, 0));
     }
 }

@@ -39,6 +39,8 @@ label! {
         ClaimRate = "claim_rate",
         /// Running conversations that change hands.
         HandOvers = "hand_overs",
+        /// Conversations whose reign ended in doubt.
+        Looks = "looks",
         /// Frames that wait for one follower of an owner.
         Followers = "followers",
         /// Commands that wait for one hub.

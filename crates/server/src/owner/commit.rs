@@ -51,11 +51,11 @@ async fn commit(node: Arc<Node>, submissions: Vec<Submission>, permit: OwnedSema
         submissions.into_iter().map(|submission| (submission.batch, submission.answer)).unzip();
     let records: usize = batches.iter().map(|batch| batch.records.len()).sum();
     let conversations = count(batches.len());
-    node.metrics.commit_queue.inc_by(conversations);
     let started = node.seams.now();
     let outcomes = node.store.append(node.me, batches).await;
     drop(permit);
     node.metrics.committed(records, node.seams.now().since(started));
+    // Counted up where it was submitted, so that those who wait for their turn are in it.
     node.metrics.commit_queue.dec_by(conversations);
     match outcomes {
         Ok(outcomes) => {

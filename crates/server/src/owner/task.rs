@@ -377,7 +377,11 @@ impl Owner {
         };
         let (answer, outcome) = oneshot::channel();
         self.flight = Some(outcome);
-        if let Err(error) = self.charge.committer.try_send(Submission { batch, answer }) {
+        let sent = self.charge.committer.try_send(Submission { batch, answer });
+        if sent.is_ok() {
+            self.charge.node.metrics.commit_queue.inc();
+        }
+        if let Err(error) = sent {
             // The queue is full or gone: nothing was written, for certain.
             if matches!(error, TrySendError::Full(_)) {
                 self.charge.node.metrics.limit_hit(Queue::Commit);

@@ -2,7 +2,7 @@
 //!
 //! What goes where is decided by [`conch_core::balance`], whose invariants E1 to E4 hold here too. Each node tells the others
 //! how much it owns, as a notice; whoever gives asks the receivers first, and marks a conversation only when its turn
-//! has come, so that a sender waits for one statement of the store at most.
+//! has come, so that a sender waits for its own conversation's hand-over at most.
 //!
 //! Deliberately absent: any look at the store to find out who owns how much, and a plan that outlives its round.
 

@@ -5,12 +5,18 @@ use futures_util::stream::{self, StreamExt};
 
 use super::drain::AT_ONCE;
 use super::*;
+use crate::bounded;
 use crate::events::{Event, WhyReleased};
+use crate::metrics::Queue;
 
 /// How often the router looks for hibernating conversations whose lease may go.
 const SWEEP: Duration = Duration::from_secs(10);
 /// The pause, and up to as much again, before a conversation whose reign ended in doubt is resolved again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The longest such pause; each is twice the one before.
+const LOOK_AGAIN_MOST: Duration = Duration::from_secs(8);
+/// So many of these conversations are resolved at once, so that they leave the claims' permits to senders.
+pub(super) const LOOKS_AT_ONCE: usize = 16;
 /// Looks at every owner's progress within one lease.
 const LOOKS_PER_LEASE: u32 = 5;
 
@@ -74,13 +80,18 @@ impl Router {
         }
         let (router, conversation) = (self.clone(), conversation.clone());
         self.shared.node.seams.spawn("look again", async move {
+            let Shared { node, looks, .. } = &*router.shared;
+            let mut pause = LOOK_AGAIN;
             loop {
-                let seams = &router.shared.node.seams;
-                seams.sleep(LOOK_AGAIN + seams.jitter(LOOK_AGAIN)).await;
+                node.seams.sleep(pause + node.seams.jitter(pause)).await;
+                // Never closed; who waits here is in `looking`, once a conversation that this node owned.
+                let look = bounded::acquire(looks, &node.metrics, Queue::Looks).await;
                 if router.is_settled(&conversation).await || router.is_closed() {
                     router.table().looking.remove(&conversation.key);
                     return;
                 }
+                drop(look);
+                pause = (pause * 2).min(LOOK_AGAIN_MOST);
             }
         });
     }

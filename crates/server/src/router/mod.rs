@@ -80,6 +80,8 @@ struct Shared {
     claims: Semaphore,
     /// Owners that change hands at once when their patience is over.
     hand_overs: Arc<Semaphore>,
+    /// Conversations whose reign ended in doubt that are resolved at once.
+    looks: Semaphore,
     claim_rate: ClaimRate,
     balance: Mutex<balance::Balance>,
     agents: Arc<Agents>,
@@ -121,12 +123,24 @@ impl Router {
         let claims = Semaphore::new(node.limits.claims);
         let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
         let hand_overs = Arc::new(Semaphore::new(few));
+        let looks = Semaphore::new(keeping::LOOKS_AT_ONCE);
         let claim_rate = ClaimRate::new(node.limits.claims_per_s, node.limits.claims_burst);
         let balance = Mutex::new(balance::Balance::new(&node.limits, &node.rules));
         let table = Mutex::new(Table::default());
         let Parts { agents, on_published, link } = parts;
-        let shared =
-            Shared { node, committer, table, claims, hand_overs, claim_rate, balance, agents, on_published, link };
+        let shared = Shared {
+            node,
+            committer,
+            table,
+            claims,
+            hand_overs,
+            looks,
+            claim_rate,
+            balance,
+            agents,
+            on_published,
+            link,
+        };
         let router = Self { shared: Arc::new(shared) };
         let seams = &router.shared.node.seams;
         seams.spawn("router sweep", router.clone().sweep());
@@ -345,6 +359,14 @@ impl Router {
         }
     }
 
+    /// True if the last look at the nodes does not show it. It was declared dead, and may answer all the same because it does
+    /// not know; or it came so lately that the next look will show it, and until then the store is asked.
+    fn is_missing(&self, peer: &Peer) -> bool {
+        let view = self.shared.node.nodes.view();
+        let judged = view.read_at.is_some() && self.shared.node.rules.hold(Rule::DeathForgets);
+        judged && view.rows.iter().all(|row| row.registration.incarnation != peer.incarnation)
+    }
+
     /// What is believed of an owner elsewhere has proved wrong, or useless.
     pub fn forget(&self, conversation: &ConvRef) {
         self.table().forget(conversation.key);
@@ -444,6 +466,7 @@ impl Router {
             let lookup = self.table().look_up(conversation.key);
             match lookup {
                 Lookup::Active(handle) => return Ok(Place::Here(handle)),
+                Lookup::Elsewhere(peer) if self.is_missing(&peer) => self.forget(conversation),
                 Lookup::Elsewhere(peer) => return Ok(Place::There(peer)),
                 // An error means that the claim was settled, one way or another.
                 Lookup::Wait(mut settled) if self.shared.node.rules.hold(Rule::ClaimsAreShared) => {

@@ -21,12 +21,13 @@ use crate::{Batch, StoreError};
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// How long a database that cannot be reached is tried.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// The table without a fence: as `record` is, with the same indexes, but not in partitions, which favours it.
-const UNFENCED_TABLE: &str = "CREATE TABLE bench_unfenced(conv_id uuid NOT NULL, seq bigint NOT NULL, epoch bigint NOT NULL,
+/// The table without a fence: as `record` is, with the same indexes, but not in partitions, which favours it. Each session
+/// of a bench asks for it, one after the other.
+const UNFENCED_TABLE: &str = "CREATE TABLE IF NOT EXISTS bench_unfenced(conv_id uuid NOT NULL, seq bigint NOT NULL, epoch bigint NOT NULL,
       kind smallint NOT NULL, sender text COLLATE \"C\" NOT NULL, client_msg_id text COLLATE \"C\" NOT NULL, name text,
       turn bigint, at bigint NOT NULL, edited_at bigint, deleted_at bigint, body_hash bytea NOT NULL, body text NOT NULL,
       PRIMARY KEY (conv_id, seq), UNIQUE (conv_id, sender, client_msg_id));
-    CREATE INDEX bench_unfenced_message ON bench_unfenced(conv_id, seq) WHERE kind = 1";
+    CREATE INDEX IF NOT EXISTS bench_unfenced_message ON bench_unfenced(conv_id, seq) WHERE kind = 1";
 
 /// A schema of one benchmark.
 pub struct Area {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use conch_core::body::Body;
 use conch_core::ids::{ConvRef, Subject};
 use conch_core::record::{Draft, RecordKind};
-use conch_server::cluster::heartbeat;
+use conch_server::cluster::heartbeat::{self, LeaseState};
 use conch_server::cluster::nodes::Nodes;
 use conch_server::config::Config;
 use conch_server::events::Events;
@@ -22,6 +22,7 @@ use conch_server::turn::agents::Agents;
 use conch_store::Store;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::super::AppendArgs;
@@ -35,6 +36,8 @@ const CLAIMING: usize = 32;
 /// A node without connections.
 pub(in crate::bench) struct InProcess {
     node: Arc<Node>,
+    /// The heart beats as long as somebody listens to it. Whoever loses the lease refuses every send, which the bench reports.
+    _lease: watch::Receiver<LeaseState>,
     pub(in crate::bench) router: Router,
 }
 
@@ -57,12 +60,11 @@ impl InProcess {
             seams,
         });
         let lease = heartbeat::start(&node, String::new()).await;
-        // Whoever loses the lease refuses every send, which the bench then reports.
-        drop(lease.map_err(|error| Failure::other(format!("the node in this process: {error}")))?);
+        let lease = lease.map_err(|error| Failure::other(format!("the node in this process: {error}")))?;
         let parts =
             Parts { agents: Arc::new(Agents::default()), on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };
         let router = Router::start(Arc::clone(&node), parts);
-        Ok(Self { node, router })
+        Ok(Self { node, _lease: lease, router })
     }
 
     /// Makes conversations and claims them.

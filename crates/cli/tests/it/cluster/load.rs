@@ -103,6 +103,12 @@ impl History {
         Duration::from_micros(longest_us)
     }
 
+    /// Writes down what happened so far.
+    pub(crate) fn keep(&self, file: &Path) {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        write(file, &told.events.iter().map(Event::to_line).collect::<Vec<_>>());
+    }
+
     /// The highest number that was acknowledged in a conversation.
     pub(crate) fn acked(&self, room: &str) -> Seq {
         let room: ConversationId = room.parse().expect("valid");
@@ -171,7 +177,8 @@ impl Load {
         for (index, room) in rooms.iter().enumerate() {
             let client = &reader[index % reader.len()];
             cluster.create(client, room);
-            cluster.runtime.block_on(client.attempt(&message(room, "first", "first"))).expect("acknowledged");
+            // Under one key, and again where a busy machine's node asks for it.
+            until("the first ack", || cluster.runtime.block_on(client.attempt(&message(room, "first", "first"))).ok());
         }
         let mut load = Self {
             rooms,
@@ -290,12 +297,6 @@ impl Load {
         for writer in self.writers.drain(..) {
             cluster.runtime.block_on(writer).expect("no writer panicked");
         }
-    }
-
-    /// Writes down what happened so far.
-    pub(crate) fn keep(&self, file: &Path) {
-        let told = self.history.told.lock().unwrap_or_else(PoisonError::into_inner);
-        write(file, &told.events.iter().map(Event::to_line).collect::<Vec<_>>());
     }
 
     /// In peace: ends the writing, waits until all who watch at these nodes have seen the end, and returns the history with the

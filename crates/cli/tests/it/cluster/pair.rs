@@ -5,6 +5,7 @@
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use conch_core::ids::LogId;
 use conch_store::postgres::testing::{Disk, Stop, TestServer};
@@ -14,6 +15,10 @@ use tempfile::TempDir;
 use super::rig::{rows, try_rows};
 use crate::node::until;
 
+/// Within which a server must have recovered. It syncs every file first, which takes long on a busy disk.
+const RECOVERED: Duration = Duration::from_secs(120);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(50);
 /// Sessions of nodes.
 const OF_NODES: &str = "pg_stat_activity WHERE application_name LIKE 'conch/%' AND pid <> pg_backend_pid()";
 
@@ -120,7 +125,14 @@ impl Pair {
     }
 
     fn ask(&self, sql: &str) -> Vec<String> {
-        until("the database to answer", || try_rows(&self.primary().url("postgres"), sql).ok())
+        let begun = Instant::now();
+        loop {
+            match try_rows(&self.primary().url("postgres"), sql) {
+                Ok(rows) => return rows,
+                Err(problem) => assert!(begun.elapsed() < RECOVERED, "{sql}: after {RECOVERED:?}: {problem}"),
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     fn wait_for_writes(&self) {

@@ -17,15 +17,19 @@ use super::gate::{Gate, Way};
 use super::load::Load;
 use super::network::{Cut, Network};
 use super::pair::Pair;
-use super::rig::Cluster;
+use super::rig::{Cluster, try_rows};
 use crate::node::Node;
 
 /// A lease of the nodes; the beat is a quarter of it.
 const LEASE_MS: u64 = 2000;
 /// Acks after a spell.
 const ACKS: u64 = 20;
+/// Twice so many at the end.
+const CALM_ACKS: u64 = 60;
 /// Within which all nodes must be ready after a spell. Long: they may have to be started while the machine is busy.
 const MENDED: Duration = Duration::from_secs(90);
+/// A standby lags by no more than what is written in this time.
+const LEAD: Duration = Duration::from_secs(5);
 /// Between two looks at the nodes.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -127,6 +131,8 @@ pub(crate) struct Weather {
     deck: Vec<Blow>,
     /// How often each befell it.
     pub(crate) befell: BTreeMap<Blow, u64>,
+    /// Whether a promotion lost what was acknowledged.
+    pub(crate) lost_some: bool,
     /// Nodes that ended by themselves, because they had lost their lease or their database.
     pub(crate) ended: u64,
     begun: Instant,
@@ -175,6 +181,7 @@ impl Weather {
             chance: Chance::new(seed),
             deck: Vec::new(),
             befell: BTreeMap::new(),
+            lost_some: false,
             ended: 0,
             begun: Instant::now(),
             load: None,
@@ -191,7 +198,7 @@ impl Weather {
     }
 
     #[expect(clippy::print_stderr, reason = "the timeline, for whoever looks into a failure")]
-    pub(crate) fn note(&self, what: &str) {
+    fn note(&self, what: &str) {
         eprintln!("{:8.2} s, {} acks: {what}", self.begun.elapsed().as_secs_f64(), self.load().acks());
     }
 
@@ -309,8 +316,14 @@ impl Weather {
         if self.chance.below(4) > 0 {
             // What is acknowledged from here on is the primary's alone.
             self.pair.detach();
-            let acks = 5 + self.chance.next() % 60;
-            self.load().go_on(acks);
+            let before = self.load().acks();
+            let goal = before + 5 + self.chance.next() % 60;
+            let begun = Instant::now();
+            // Nobody reaches what a node owns that is cut off from everybody but the database.
+            while self.load().acks() < goal && begun.elapsed() < LEAD {
+                std::thread::sleep(LOOK);
+            }
+            self.lost_some |= self.load().acks() > before;
         }
         let log = self.pair.promote();
         self.note(&format!("the log is {log}"));
@@ -337,8 +350,18 @@ impl Weather {
         }
     }
 
-    /// Starts what is not running, as a supervisor would, until all are ready.
-    pub(crate) fn mend(&mut self) {
+    /// No more bad weather. All conversations are written to, since a failover shows only behind it; a node that has yet to find
+    /// out that it lost its lease does so.
+    pub(crate) fn calm(&mut self) {
+        self.note("peace");
+        for _ in 0..2 {
+            self.mend();
+            self.load().go_on(CALM_ACKS);
+        }
+    }
+
+    /// Starts what is not running, as a supervisor would, until all are ready and registered.
+    fn mend(&mut self) {
         let begun = Instant::now();
         while !self.are_well() {
             assert!(begun.elapsed() < MENDED, "waited {MENDED:?} for all nodes to be ready");
@@ -346,8 +369,14 @@ impl Weather {
         }
     }
 
+    fn are_registered(&self) -> bool {
+        let names = "SELECT count(DISTINCT node_name) FROM node_lease WHERE expires_at > clock_timestamp()";
+        let found = try_rows(&self.pair.primary().url("postgres"), names);
+        found.is_ok_and(|found| found == [self.cluster.places.len().to_string()])
+    }
+
     fn are_well(&mut self) -> bool {
-        let mut well = true;
+        let mut well = self.are_registered();
         for index in 0..self.cluster.places.len() {
             if let Some(status) = self.cluster.nodes[index].as_mut().and_then(Node::ended) {
                 self.note(&format!("{} ended with {status}", self.cluster.places[index].name));

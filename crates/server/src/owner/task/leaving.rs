@@ -3,6 +3,7 @@
 use super::*;
 use crate::bounded;
 use crate::events::WhyReleased;
+use crate::seams::Seams;
 
 impl Owner {
     pub(super) fn begin_hand_off(
@@ -26,7 +27,9 @@ impl Owner {
     pub(super) async fn hand_off(mut self, handing: Handing) -> End {
         let hand_overs = Arc::clone(&self.charge.hand_overs);
         // Never closed; and without a permit, late is better than never.
-        let _permit = bounded::acquire(&hand_overs, &self.charge.node.metrics, Queue::HandOvers).await;
+        let (waiting, facts) = (Arc::clone(&self.charge.node), Arc::clone(&self.facts));
+        let permit = bounded::acquire(&hand_overs, &waiting.metrics, Queue::HandOvers);
+        let _permit = still_alive(&waiting.seams, &facts, permit).await;
         self.inbox.close();
         self.stop_runner();
         self.save_checkpoint().await;
@@ -127,6 +130,18 @@ impl Owner {
                 Command::Release { done } => self.releasing.push(done),
                 Command::HandOff { done, .. } => drop(done.send(None)),
             }
+        }
+    }
+}
+
+/// Waits for something that others hold up, which the watchdog must not take for a wedged loop.
+async fn still_alive<T>(seams: &Seams, facts: &Facts, wait: impl Future<Output = T>) -> T {
+    let mut wait = std::pin::pin!(wait);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut wait => return done,
+            () = seams.sleep(TICK) => facts.last_round.store(seams.now().0, Ordering::Relaxed),
         }
     }
 }

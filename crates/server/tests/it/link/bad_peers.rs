@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use conch_core::ids::Incarnation;
-use conch_core::wire::link::{FRAME_MAX_BYTES, Features, Frame, Reason, next_frame};
+use conch_core::wire::link::{FRAME_MAX_BYTES, Features, Frame, Reason, VERSION, next_frame};
 use conch_server::auth::secret::{Mode, Secret};
 use conch_server::link::{Link, LinkError, LinkKey, LinkLimits, LinkListener, Peer, TcpLink};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -69,7 +69,7 @@ async fn a_dialler_of_another_version_is_told_both() {
     stream.write_all(&hello_of_version_2()).await.expect("open");
     let frames = said(&mut stream).await;
     let [Frame::Goodbye { reason: Reason::OtherVersion, detail }] = &frames[..] else { panic!("{frames:?}") };
-    assert!(detail.contains("version 2.0") && detail.contains("this node 1.0"), "{detail}");
+    assert!(detail.contains("version 2.0") && detail.contains(&format!("this node {VERSION}")), "{detail}");
     drop(stream);
     assert_eq!(metric(&node.metrics, "conch_link_refusals_total{reason=\"other_version\"}"), "1");
     node.stop().await;

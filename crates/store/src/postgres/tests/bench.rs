@@ -46,6 +46,7 @@ async fn an_area_is_apart_and_leaves_nothing() {
     let unfenced = area.unfenced().await.expect("is made");
     assert_eq!(unfenced.append(std::slice::from_ref(&one)).await, Ok(1));
     assert_eq!(unfenced.append(&[one]).await, Ok(0), "it is there");
+    area.unfenced().await.expect("a bench has several such sessions");
     let records = client.query_one("SELECT count(*) FROM apart.record", &[]).await.expect("answers");
     assert_eq!(records.get::<_, i64>(0), 0, "the log has nothing without a fence");
     let elsewhere = client.query_one("SELECT count(*) FROM public.conversation", &[]).await.expect("answers");

@@ -14,7 +14,7 @@ import { until } from '../harness/until.js';
 const WIDE = { width: 1440, height: 900 };
 const NARROW = { width: 390, height: 844 };
 
-describe('a cluster', { timeout: 240_000 }, () => {
+describe('a cluster', { timeout: 420_000 }, () => {
   let cluster;
   let token;
   const node = (name) => cluster.nodes['abc'.indexOf(name)];

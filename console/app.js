@@ -9,6 +9,7 @@ import { Cluster } from './core/cluster.js';
 import { Conversation } from '../clients/typescript/core/conversation.js';
 import { connectionState } from './core/connection.js';
 import { Inbox } from './core/inbox.js';
+import { Owners } from './core/owners.js';
 import { Socket } from './core/socket.js';
 import { obeyDirectives } from '../clients/typescript/core/directive.js';
 import { randomId, systemClock as clock, systemRandom as random } from '../clients/typescript/core/clock.js';
@@ -142,6 +143,8 @@ export function startApp({ root, session, api, renew, onSignedOut }) {
       onJoin: () => join(id).catch(() => {}),
       onCreate: isChannelId(id) ? () => found(conversation) : null,
       onPeople: () => showPeople(conversation),
+      owners: new Owners({ id, api }),
+      regenerate: (turn) => obeying(() => api.regenerate(id, turn)),
     });
     stage.replaceChildren(open.view.element);
     open.view.start();

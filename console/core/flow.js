@@ -12,7 +12,7 @@ const GROUP_MS = 5 * 60_000;
 
 /**
  * Items: {key, type: 'day', at} · {key, type: 'unread'} · {key, type: 'message', record, isOwn, isContinued}
- * · {key, type: 'pending', entry, isContinued} · {key, type: 'turn', turn} · {key, type: 'event', record}.
+ * · {key, type: 'pending', entry, isContinued} · {key, type: 'turn', turn, isLatest?: nothing was said after it} · {key, type: 'event', record}.
  * `unreadAfter`: the cursor at opening, or null for no "new" line. `dayOf(at)`: the local calendar day of a time.
  */
 export function flow({ records, turns, entries, me, unreadAfter = null, dayOf }) {
@@ -46,6 +46,8 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
     const turn = turnOf(record);
     if (turn !== null && placed.has(turn)) continue;
     if (turn === null && !isShown(record)) continue;
+    // An input that joined another turn has no answer of its own.
+    if (turn !== null && turns.get(turn)?.into !== null && turns.get(turn)?.startedAt === null) continue;
     startDay(record.at);
     if (!isUnreadMarked && record.seq > unreadAfter && record.sender !== me) {
       items.push({ key: 'unread', type: 'unread' });
@@ -66,6 +68,8 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
       previous = record;
     }
   }
+  const last = items.findLast(({ type }) => type === 'turn' || type === 'message');
+  if (last?.type === 'turn' && entries.length === 0) last.isLatest = true;
   for (const turn of turns.liveOnly(placed)) items.push({ key: `t:${turn.id}`, type: 'turn', turn });
   for (const entry of [...refused, ...entries.filter((entry) => !isPlaced(entry))]) placeEntry(entry);
   return items;

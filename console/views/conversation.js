@@ -15,9 +15,9 @@ const FACES = 4;
 /**
  * `title()`: what it is called now. `admission`: whether I am a member, or will be by writing.
  * `onJoin()`: makes me a member. `onCreate()`: makes a channel of an id that nobody has, null where that cannot be.
- * `onPeople()`: opens the people dialog. `announce(text)`: to screen readers.
+ * `onPeople()`: opens the people dialog. `announce(text)`: to screen readers. `owners`: which node runs it. `regenerate(turn)`: a promise.
  */
-export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce }) {
+export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce, owners, regenerate }) {
   const heading = h('h1.stage-title', { tabindex: '-1' });
   const subtitle = h('p.stage-subtitle');
   const faces = h('span.faces');
@@ -32,6 +32,14 @@ export function conversationView({ conversation, kind, me, title, admission, unr
   });
   const stream = streamView({
     conversation, me, unreadAfter, onRead, onEdit: (body) => composer.put(body?.text ?? ''), intro: () => intro(kind(), title()),
+    turns: {
+      nodeOf: (epoch) => owners.nodeOf(epoch),
+      actions: {
+        cancel: (turn, mode) => conversation.cancelTurn(turn, mode),
+        resolve: (id, payload) => conversation.resolveAwait(id, payload),
+        regenerate,
+      },
+    },
   });
   const element = h('section.conversation', { data: { kind: kind() ?? '' } },
     h('header.stage-head', {}, h('a.icon-button.back', { href: '#/', 'aria-label': 'All conversations' }, icon('back')),
@@ -63,7 +71,13 @@ export function conversationView({ conversation, kind, me, title, admission, unr
     faces.replaceChildren(...(isLive ? shown.map(({ sub, name }) => avatar(sub, name)) : []),
       ...(isLive && rest > 0 ? [h('span.more', {}, shown.length > 0 ? `+${rest}` : `${rest}`)] : []));
     people.title = isLive && shown.length > 0 ? `Here now: ${names(presence.people.map(({ name }) => name))}` : 'People and invitations';
-    setText(subtitle, isLive ? presenceWords(presence, me) : '');
+    showSubtitle();
+  }
+
+  function showSubtitle() {
+    const { presence, status } = conversation;
+    const owner = kind() === 'session' && owners.current ? ` · owned by ${owners.current.node}, epoch ${owners.current.epoch}` : '';
+    setText(subtitle, status === 'live' ? presenceWords(presence, me) + owner : '');
   }
 
   function updateTyping() {
@@ -76,6 +90,10 @@ export function conversationView({ conversation, kind, me, title, admission, unr
     conversation.on('status', update),
     conversation.on('presence', updatePresence),
     conversation.on('typing', updateTyping),
+    owners.on('change', () => {
+      showSubtitle();
+      stream.schedule();
+    }),
     conversation.on('records', ({ reason, record }) => { if (reason === 'live') announceRecord(record, me, announce); }),
   ];
   return {
@@ -106,6 +124,7 @@ function announceRecord(record, me, announce) {
   if (record.kind === 'message' && record.sender !== me.sub) announce(`${record.name || record.sender.replace('@agent:', '')}: ${record.body?.text ?? ''}`);
   if (record.kind === 'turn.started') announce('The agent is answering.');
   if (record.kind === 'turn.failed') announce('The answer failed.');
+  if (record.kind === 'await.opened') announce(`The agent asks: ${record.body?.prompt ?? 'it needs an answer.'}`);
 }
 
 function intro(kind, title) {

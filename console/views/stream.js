@@ -16,8 +16,11 @@ const END_SLACK_PX = 48;
 const LOAD_AHEAD_PX = 400;
 const KEEP_RECORDS = 400;
 
-/** `unreadAfter`: my cursor when it was opened, if something is unread; `onRead(seq)`: the end is in sight, or (null) no more. */
-export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intro }) {
+/**
+ * `unreadAfter`: my cursor when it was opened, if something is unread; `onRead(seq)`: the end is in sight, or (null) no more.
+ * `turns`: what a turn's view is given.
+ */
+export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intro, turns: turnTools }) {
   const list = h('ol.items');
   const older = h('p.older', { role: 'status' });
   const scroller = h('div.stream', { tabindex: '0', role: 'region', 'aria-label': 'Messages' }, older, list);
@@ -31,7 +34,7 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
 
   const create = (item) => {
     if (item.type === 'message' || item.type === 'pending') return messageView({ me, outbox: conversation.outbox, onEdit });
-    if (item.type === 'turn') return turnView();
+    if (item.type === 'turn') return turnView(turnTools);
     return lineView(item.type);
   };
 
@@ -116,7 +119,7 @@ export function streamView({ conversation, me, unreadAfter, onRead, onEdit, intr
     window.removeEventListener('blur', onAttention);
     document.removeEventListener('visibilitychange', onAttention);
   };
-  return { element, draw, stop, focus: () => scroller.focus({ preventScroll: true }) };
+  return { element, draw, schedule, stop, focus: () => scroller.focus({ preventScroll: true }) };
 }
 
 /** Day separators, the "new" line and events: one line each. */

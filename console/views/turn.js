@@ -1,13 +1,14 @@
 /**
- * One turn of an agent: its steps as they happen, then the answer.
+ * One turn of an agent: who runs it, its steps as they happen, what it asks, then the answer.
  *
  * Invariant: shows exactly what core/turns.js says; when the answer is there, its record's words replace streamed ones.
  * Deliberately does not: announce every delta to screen readers; the answer is announced once, when it is whole.
  */
 import { h, keyed, setText } from './dom.js';
 import { icon } from './icons.js';
-import { clockTime, fullTime } from './format.js';
+import { clockTime, fullTime, sentence } from './format.js';
 import { rich } from './text.js';
+import { askView } from './ask.js';
 
 const REASONS = {
   owner_lost: 'The server stopped in the middle of this answer. Ask again to have another.',
@@ -23,23 +24,43 @@ const REASONS = {
   journal_mismatch: 'The agent did not go on as it began. Ask again to have another answer.',
 };
 
-export function turnView() {
+/**
+ * `actions`: {cancel(turn, mode), resolve(await, payload), regenerate(turn)}, each a promise; `nodeOf(epoch)`: a node's name or null.
+ * The item to draw: {turn, isInterrupted: without a connection, isLatest: nothing was said after it}.
+ */
+export function turnView({ actions, nodeOf }) {
   const agent = h('span.sender');
   const time = h('time');
+  const runner = h('span.turn-runner');
   const status = h('span.turn-status');
   const steps = h('ol.steps');
   const words = h('div.answer');
   const end = h('p.turn-end', { hidden: true });
+  const error = h('p.form-error', { role: 'alert' });
+  let shownTurn = null;
+  const act = (call) => async ({ currentTarget: button }) => {
+    setText(error, '');
+    button.disabled = true;
+    await call(shownTurn.id).catch((refusal) => setText(error, sentence(refusal.detail ?? 'That did not arrive')));
+    button.disabled = false;
+  };
+  const button = (name, label, title, call) => h(`button.turn-button.turn-${name}`, { type: 'button', title, onclick: act(call) }, icon(name === 'discard' ? 'stop' : name), label);
+  const stop = button('stop', 'Stop', 'Stop the agent and keep what it has said', (turn) => actions.cancel(turn, 'keep'));
+  const discard = button('discard', 'Discard', 'Stop the agent and keep nothing of it', (turn) => actions.cancel(turn, 'rollback'));
+  const again = button('again', 'Answer again', 'Replace this answer by another one', (turn) => actions.regenerate(turn));
+  const foot = h('div.turn-foot', {}, stop, discard, again);
   const element = h('li.turn', {}, h('div.message-avatar', {}, h('span.avatar.avatar-agent', { 'aria-hidden': 'true' }, icon('spark'))),
-    h('div.message-main', {}, h('div.message-head', {}, agent, time, status), steps, words, end));
+    h('div.message-main', {}, h('div.message-head', {}, agent, time, runner, status), steps, words, end, foot, error));
   let components = new Map();
   let shown = null;
 
-  const update = ({ turn, isInterrupted }) => {
+  const update = ({ turn, isInterrupted, isLatest }) => {
+    shownTurn = turn;
     const streaming = turn.steps.findLast((step) => !step.done && step.type === 'model');
-    const isRunning = turn.state === 'running' && !turn.answer;
-    element.dataset.state = turn.answer ? 'completed' : turn.state;
-    element.setAttribute('aria-busy', String(isRunning));
+    const isWaiting = turn.state === 'waiting';
+    const isRunning = (turn.state === 'running' || isWaiting) && !turn.answer;
+    element.dataset.state = turn.answer && turn.state === 'running' ? 'completed' : turn.state;
+    element.setAttribute('aria-busy', String(isRunning && !isWaiting));
     setText(agent, turn.agent ?? 'agent');
     const at = turn.answer?.at ?? turn.startedAt;
     if (at) {
@@ -48,36 +69,51 @@ export function turnView() {
       time.title = fullTime(at);
     }
     element.classList.toggle('is-interrupted', isRunning && isInterrupted);
+    setText(runner, isRunning ? place(turn.epoch, nodeOf) : '');
     setText(status, isRunning ? activity(turn, streaming, isInterrupted) : '');
-    components = keyed(steps, stepItems(turn, streaming), components, () => stepView());
+    components = keyed(steps, stepItems(turn, streaming, nodeOf), components, (item) => stepView(item, actions));
     steps.hidden = components.size === 0;
     const text = turn.answer?.body?.text ?? streaming?.text ?? closing(turn)?.text ?? '';
     if (text !== shown) {
       shown = text;
       words.replaceChildren(...rich(text));
     }
-    words.classList.toggle('is-streaming', isRunning);
+    words.classList.toggle('is-streaming', isRunning && !isWaiting);
     const ending = endOf(turn);
     end.hidden = ending === null;
     setText(end, ending ?? '');
+    stop.hidden = discard.hidden = !isRunning || isInterrupted;
+    again.hidden = isRunning || isInterrupted || !isLatest || turn.state === 'superseded';
   };
   return { element, update };
+}
+
+/** `on b · epoch 4` */
+function place(epoch, nodeOf) {
+  if (epoch === null) return '';
+  const node = nodeOf(epoch);
+  return node === null ? `epoch ${epoch}` : `on ${node} · epoch ${epoch}`;
 }
 
 /** Without a connection nobody knows how far the agent is. */
 function activity(turn, streaming, isInterrupted) {
   if (isInterrupted) return 'Interrupted: no connection';
+  if (turn.state === 'waiting') return 'Waiting for an answer';
   if (streaming?.text) return 'Writing…';
-  return turn.steps.some((step) => step.type === 'tool' && step.done) ? 'Reading the result…' : 'Thinking…';
+  const last = turn.steps.findLast((step) => step.type !== 'takeover');
+  if (turn.steps.some((step) => step.type === 'tool' && !step.done)) return 'Using a tool…';
+  return last?.type === 'tool' ? 'Reading the result…' : 'Thinking…';
 }
 
-/** Tool calls, and what the model said on its way to them; its last words are the answer and shown there. */
-function stepItems(turn, streaming) {
+/** Tool calls, questions, changes of owner, and what the model said on its way to them; its last words are the answer and shown there. */
+function stepItems(turn, streaming, nodeOf) {
   const answer = turn.answer?.body?.text;
   const last = streaming ? null : closing(turn);
+  const isOver = turn.endedAt !== null;
   return turn.steps
     .filter((step) => step.type !== 'model' || (step.done && step.text && step.text !== answer && step !== last))
-    .map((step) => ({ key: step.step, type: step.type, step }));
+    .filter((step) => step.type !== 'own' || step.output !== undefined)
+    .map((step) => ({ key: step.step, type: step.type, step, isOver, place: step.type === 'takeover' ? place(step.epoch, nodeOf) : null }));
 }
 
 /** The model's words that nothing has followed yet: they stay where they were streamed until the answer or a tool call comes. */
@@ -86,34 +122,59 @@ function closing(turn) {
   return !turn.answer && last?.type === 'model' && last.done ? last : null;
 }
 
-function endOf({ state, reason, answer }) {
-  if (state === 'failed') return REASONS[reason] ?? `This answer failed${reason ? ` (${reason})` : ''}.`;
-  if (state === 'cancelled') return answer ? null : 'This answer was cancelled.';
-  if (state === 'superseded') return 'Replaced by a newer answer.';
+function endOf({ state, reason, detail, answer, into }) {
+  if (state === 'failed') {
+    const words = REASONS[reason] ?? `This answer failed${reason ? ` (${reason})` : ''}.`;
+    return detail ? `${words} ${sentence(detail)}` : words;
+  }
+  if (state === 'cancelled') {
+    const why = reason === 'interrupted' ? 'for the next message' : '';
+    return [answer ? 'Stopped here' : 'Stopped; nothing of it was kept', why].filter(Boolean).join(' ').concat('.');
+  }
+  if (state === 'superseded') return into === null ? 'Replaced by a newer answer.' : 'This was answered together with an earlier message.';
   return null;
 }
 
-function stepView() {
+/** Draws a step anew when something of it has changed. */
+function stepView({ type, step }, actions) {
   const element = h('li.step');
+  element.dataset.step = step.step;
+  element.dataset.kind = type;
+  if (type === 'await') {
+    const ask = askView(actions);
+    element.append(ask.element);
+    return { element, update: (item) => ask.update(item.step.ask) };
+  }
   let signature = null;
-  const update = ({ step }) => {
-    const next = JSON.stringify(step);
+  const update = (item) => {
+    const next = JSON.stringify(item);
     if (next === signature) return;
     signature = next;
     const wasOpen = element.querySelector('details')?.open ?? false;
-    element.dataset.step = step.step;
-    element.dataset.kind = step.type;
-    element.replaceChildren(step.type === 'tool' ? toolCall(step, wasOpen) : h('div.step-words', {}, ...rich(step.text)));
+    element.replaceChildren(stepBody(item, wasOpen));
   };
   return { element, update };
 }
 
-function toolCall({ name, input, output, done }, isOpen) {
+function stepBody({ type, step, isOver, place: where }, wasOpen) {
+  if (type === 'model') return h('div.step-words', {}, ...rich(step.text));
+  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Goes on ${where}`);
+  return toolCall(step, isOver, wasOpen);
+}
+
+function toolCall(step, isOver, isOpen) {
+  const { name, input, output, attempt } = step;
+  const repeated = attempt > 1 ? h('span.tool-attempt', { title: 'Called again with the same key' }, `call ${attempt}`) : null;
   return h('details', { open: isOpen },
-    h('summary', {}, icon('tool'), h('span.tool-name', {}, name ?? 'tool'), h('span.tool-input', {}, brief(input)),
-      h('span.tool-state', {}, done ? icon('check') : null, h('span.sr-only', {}, done ? 'done' : 'running'))),
+    h('summary', {}, icon('tool'), h('span.tool-name', {}, name ?? step.step), h('span.tool-input', {}, brief(input)), repeated, toolState(step, isOver)),
     h('dl', {}, h('dt', {}, 'Input'), h('dd', {}, h('pre', { tabindex: '0' }, pretty(input))),
       h('dt', {}, 'Output'), h('dd', {}, h('pre', { tabindex: '0' }, pretty(output)))));
+}
+
+function toolState({ done, status }, isOver) {
+  const [state, shape, words] = !done ? (isOver ? ['skipped', null, 'not finished'] : ['running', null, 'running'])
+    : status === undefined ? ['done', 'check', 'done'] : [status, 'alert', status === 'unknown' ? 'outcome unknown' : status];
+  return h('span.tool-state', { data: { state } }, shape ? icon(shape) : null, h(state === 'done' ? 'span.sr-only' : 'span', {}, words));
 }
 
 const pretty = (value) => (value === undefined ? '—' : typeof value === 'string' ? value : JSON.stringify(value, null, 2));

@@ -14,16 +14,26 @@
 /** @typedef {{turn: number, step: string, epoch: number, attempt: number, offset: number, text: string}} LivePayload */
 
 /**
- * A step as it is shown. `done`: it is journalled, and then has what its record has.
- * @typedef {{step: string, type: string, done: boolean, text: string, attempt?: number, name?: string, input?: any, output?: any}} Step
+ * A step as it is shown, in the order in which it happened. `type`: model, tool, own (a worker's), `await` (somebody is asked) or
+ * `takeover` (another owner goes on, in `epoch`). `done`: it is journalled, and then has what its record has. `attempt`: of a tool,
+ * how often the call was begun; above 1 it was repeated under its key.
+ * @typedef {{step: string, type: string, done: boolean, text: string, attempt?: number, name?: string, input?: any, output?: any, status?: string, ask?: Ask, epoch?: number}} Step
+ */
+
+/**
+ * What a turn waits for. `answer`: null while it is open.
+ * @typedef {{id: string, prompt: string | null, schema: any, expiresAt: string, answer: {payload?: any, expired?: boolean, by: string | null} | null}} Ask
  */
 
 /**
  * @typedef {object} Turn
  * @property {number} id
  * @property {string | null} agent
- * @property {string} state running, completed, failed, cancelled or superseded
+ * @property {string} state running, waiting, completed, failed, cancelled or superseded
  * @property {string | null} reason
+ * @property {string | null} detail of a failure, in words
+ * @property {number | null} into the turn that this input joined, of a superseded one
+ * @property {number | null} epoch of the owner that runs it, or that wrote last
  * @property {Step[]} steps
  * @property {LogRecord | null} answer
  * @property {string | null} startedAt
@@ -35,6 +45,8 @@ export class Turns {
   #durable = new Map();
   /** @type {Map<number, Map<string, Streamed>>} */
   #live = new Map();
+  /** The epoch of the owner that said last that it goes on with a turn. @type {Map<number, number>} */
+  #resumed = new Map();
 
   /**
    * Folds a record into its turn. Records of one turn may arrive in any order (older pages come later). Returns the turn's id.
@@ -47,7 +59,10 @@ export class Turns {
     turn.records.set(record.seq, record);
     turn.view = null;
     if (record.kind === 'step.completed') this.#dropLive(id, record.body.step);
-    if (isEnd(record)) this.#live.delete(id);
+    if (isEnd(record)) {
+      this.#live.delete(id);
+      this.#resumed.delete(id);
+    }
     return id;
   }
 
@@ -64,6 +79,7 @@ export class Turns {
     if (this.#isSettled(turn, payload)) return null;
     const steps = this.#live.get(payload.turn) ?? new Map();
     this.#live.set(payload.turn, steps);
+    if (event === 'turn.resumed') this.#resumed.set(payload.turn, Math.max(payload.epoch ?? 0, this.#resumed.get(payload.turn) ?? 0));
     if (!apply(steps, payload)) return null;
     turn.view = null;
     return payload.turn;
@@ -76,7 +92,7 @@ export class Turns {
   get(id) {
     const turn = this.#durable.get(id);
     if (!turn) return null;
-    turn.view ??= fold(id, [...turn.records.values()], this.#live.get(id));
+    turn.view ??= fold(id, [...turn.records.values()], this.#live.get(id), this.#resumed.get(id) ?? 0);
     return turn.view;
   }
 
@@ -99,6 +115,7 @@ export class Turns {
   clear() {
     this.#durable.clear();
     this.#live.clear();
+    this.#resumed.clear();
   }
 
   /** @param {number} id */
@@ -185,30 +202,82 @@ const LIVE = new Map([['delta', delta], ['turn.snapshot', snapshot], ['step.rese
 /**
  * @param {number} id
  * @param {LogRecord[]} records
- * @param {Map<string, Streamed>} [live]
+ * @param {Map<string, Streamed>} live
+ * @param {number} resumed
  */
-function fold(id, records, live) {
+function fold(id, records, live = new Map(), resumed = 0) {
   /** @type {Turn} */
-  const turn = { id, agent: null, state: 'running', reason: null, steps: [], answer: null, startedAt: null, endedAt: null };
+  const turn = {
+    id, agent: null, state: 'running', reason: null, detail: null, into: null, epoch: null, steps: [], answer: null, startedAt: null, endedAt: null,
+  };
   for (const record of records.sort((a, b) => a.seq - b.seq)) {
-    if (record.kind === 'turn.started') {
-      turn.agent = record.body.agent ?? null;
-      turn.startedAt = record.at;
-    } else if (record.kind === 'step.completed') {
-      turn.steps.push({ ...record.body, done: true, text: textOf(record.body) });
-    } else if (record.kind === 'message') {
-      turn.answer = record;
-      turn.agent ??= record.sender.slice('@agent:'.length);
-    } else if (isEnd(record)) {
-      turn.state = record.kind.slice('turn.'.length);
-      turn.reason = record.body?.reason ?? null;
-      turn.endedAt = record.at;
-    }
+    runBy(turn, record.epoch);
+    FOLDS.get(record.kind)?.(turn, record);
+    if (isEnd(record)) ended(turn, record);
   }
-  for (const [step, { text, attempt }] of live ?? []) {
-    turn.steps.push({ step, type: stepType(step), done: false, text, attempt });
-  }
+  if (turn.endedAt !== null) return turn;
+  runBy(turn, resumed);
+  for (const { epoch } of live.values()) runBy(turn, epoch);
+  for (const [step, { text, attempt }] of live) turn.steps.push({ step, type: stepType(step), done: false, text, attempt });
+  if (turn.steps.some(({ ask }) => ask?.answer === null)) turn.state = 'waiting';
   return turn;
+}
+
+/**
+ * A higher epoch is another owner, or the same one after it had let go.
+ * @param {Turn} turn
+ * @param {number} epoch 0: not known
+ */
+function runBy(turn, epoch) {
+  if (!(epoch > (turn.epoch ?? 0))) return;
+  if (turn.epoch !== null) turn.steps.push({ step: `epoch:${epoch}`, type: 'takeover', done: true, text: '', epoch });
+  turn.epoch = epoch;
+}
+
+/** @type {Map<string, (turn: Turn, record: LogRecord) => void>} */
+const FOLDS = new Map([
+  ['turn.started', (turn, { body, at }) => {
+    turn.agent = body.agent ?? null;
+    turn.startedAt = at;
+  }],
+  ['step.started', (turn, { body }) => {
+    const { step, attempt, name, input } = body;
+    const known = turn.steps.find((other) => other.step === step);
+    if (known) known.attempt = attempt;
+    else turn.steps.push({ step, type: stepType(step), done: false, text: '', attempt, name, input });
+  }],
+  ['step.completed', (turn, { body }) => {
+    const known = turn.steps.find(({ step }) => step === body.step);
+    if (known) Object.assign(known, body, { done: true });
+    else turn.steps.push({ ...body, done: true, text: textOf(body) });
+    // What the model asks for is known before it is done.
+    for (const [index, { name, input }] of (body.calls ?? []).entries()) {
+      turn.steps.push({ step: `${body.step}.t${index}`, type: 'tool', done: false, text: '', name, input });
+    }
+  }],
+  ['await.opened', (turn, { body }) => {
+    const ask = { id: body.await, prompt: body.prompt ?? null, schema: body.schema, expiresAt: body.expires_at, answer: null };
+    turn.steps.push({ step: `await:${body.await}`, type: 'await', done: false, text: '', ask });
+  }],
+  ['await.resolved', (turn, { body, name }) => {
+    const step = turn.steps.find(({ ask }) => ask?.id === body.await);
+    if (!step?.ask) return;
+    step.done = true;
+    step.ask.answer = body.expired ? { expired: true, by: null } : { payload: body.payload, by: name ?? null };
+  }],
+  ['message', (turn, record) => {
+    turn.answer = record;
+    turn.agent ??= record.sender.slice('@agent:'.length);
+  }],
+]);
+
+/** @param {Turn} turn @param {LogRecord} record */
+function ended(turn, { kind, body, at }) {
+  turn.state = kind.slice('turn.'.length);
+  turn.reason = body?.reason ?? null;
+  turn.detail = body?.detail ?? null;
+  turn.into = body?.into ?? null;
+  turn.endedAt = at;
 }
 
 /**

@@ -79,6 +79,51 @@ test('a completed step and an end win over what streams', () => {
   assert.equal(turns.live('delta', delta(5, ' late', { step: 'm2' })), null);
 });
 
+test('what the model asks for is shown before it is done, and a repeated call says so', () => {
+  const turns = new Turns();
+  const steps = () => turns.get(5).steps.map(({ step, name, done, attempt, status }) => [step, name, done, attempt, status]);
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.record(record(7, 'step.completed', { step: 'm1', type: 'model', output: '', calls: [{ name: 'pay', input: 1 }, { name: 'look', input: 2 }] }));
+  assert.deepEqual(steps().slice(1), [['m1.t0', 'pay', false, undefined, undefined], ['m1.t1', 'look', false, undefined, undefined]]);
+  turns.record(record(8, 'step.started', { step: 'm1.t0', attempt: 2, name: 'pay', input: 1 }));
+  turns.record(record(9, 'step.completed', { step: 'm1.t0', type: 'tool', name: 'pay', input: 1, output: null, status: 'unknown' }));
+  assert.deepEqual(steps().slice(1), [['m1.t0', 'pay', true, 2, 'unknown'], ['m1.t1', 'look', false, undefined, undefined]]);
+});
+
+test('an open question makes a turn wait, its answer makes it go on', () => {
+  const turns = new Turns();
+  const ask = () => turns.get(5).steps.find((step) => step.ask)?.ask;
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.record(record(7, 'await.opened', { await: '5-m1', step: 'm1', prompt: 'May I?', schema: {}, expires_at: 'later' }));
+  assert.deepEqual([turns.get(5).state, ask()], ['waiting', { id: '5-m1', prompt: 'May I?', schema: {}, expiresAt: 'later', answer: null }]);
+  turns.record(record(8, 'await.resolved', { await: '5-m1', payload: { approve: true } }, { name: 'alice' }));
+  assert.deepEqual([turns.get(5).state, ask().answer], ['running', { payload: { approve: true }, by: 'alice' }]);
+  const expired = new Turns();
+  expired.record(record(7, 'await.opened', { await: '5-m1', step: 'm1', schema: {}, expires_at: 'later' }));
+  expired.record(record(8, 'await.resolved', { await: '5-m1', expired: true }));
+  assert.deepEqual(expired.get(5).steps.at(-1).ask.answer, { expired: true, by: null });
+});
+
+test('another owner is shown where it went on, from what it says and from its records alike', () => {
+  const turns = new Turns();
+  const shown = () => turns.get(5).steps.map(({ step }) => step);
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.record(record(7, 'step.completed', { step: 'm1', type: 'model', output: 'a' }));
+  assert.deepEqual([turns.get(5).epoch, shown()], [1, ['m1']]);
+  turns.live('turn.resumed', { turn: 5, epoch: 3 });
+  turns.live('delta', delta(0, 'b', { step: 'm2', epoch: 3 }));
+  assert.deepEqual([turns.get(5).epoch, shown()], [3, ['m1', 'epoch:3', 'm2']]);
+  turns.record(record(8, 'step.completed', { step: 'm2', type: 'model', output: 'b' }, { epoch: 3 }));
+  turns.record(record(9, 'turn.completed', {}, { epoch: 3 }));
+  assert.deepEqual([turns.get(5).epoch, shown()], [3, ['m1', 'epoch:3', 'm2']]);
+});
+
+test('an input that joined another turn says which', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.superseded', { into: 3 }));
+  assert.deepEqual([turns.get(5).state, turns.get(5).into, turns.get(5).startedAt], ['superseded', 3, null]);
+});
+
 test('records of one turn may come in any order', () => {
   const turns = new Turns();
   turns.record(record(10, 'turn.failed', { reason: 'owner_lost' }));

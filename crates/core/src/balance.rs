@@ -99,8 +99,11 @@ impl<'a> Round<'a> {
 
     /// The node of its home that takes a conversation of this node, which is not at home here; the one that owns least.
     pub fn return_home(&mut self, wish: Wish<'_>) -> Option<Incarnation> {
+        if self.is_over() {
+            return None;
+        }
         let circle = self.circle(wish);
-        if self.is_over() || circle.iter().any(|node| node.incarnation == self.me.incarnation) {
+        if circle.iter().any(|node| node.incarnation == self.me.incarnation) {
             return None;
         }
         let chosen = self.lowest(&circle)?;
@@ -109,8 +112,11 @@ impl<'a> Round<'a> {
 
     /// The node that takes a conversation of this node, if that makes things more even, and they are not even enough.
     pub fn even_out(&mut self, wish: Wish<'_>) -> Option<Incarnation> {
+        if self.is_over() {
+            return None;
+        }
         let circle = self.circle(wish);
-        if self.is_over() || circle.iter().all(|node| node.incarnation != self.me.incarnation) {
+        if circle.iter().all(|node| node.incarnation != self.me.incarnation) {
             return None;
         }
         let lowest = self.lowest(&circle)?;

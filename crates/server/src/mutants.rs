@@ -7,6 +7,8 @@
 use conch_core::death::Guard;
 use conch_core::heart;
 
+use crate::rules::Rule;
+
 const GUARDS: [(&str, Guard); 2] = [("second_channel", Guard::SecondChannel), ("lost_alone", Guard::LostAlone)];
 
 const HEART: [(&str, heart::Rule); 4] = [
@@ -15,6 +17,8 @@ const HEART: [(&str, heart::Rule); 4] = [
     ("validity_ends", heart::Rule::ValidityEnds),
     ("loss_freezes", heart::Rule::LossFreezes),
 ];
+
+const RULES: [(&str, Rule); 1] = [("unread_pages", Rule::OneUnreadPage)];
 
 /// Those of a table that the variable names.
 fn named<T: Copy>(table: &[(&str, T)]) -> Vec<T> {
@@ -26,6 +30,11 @@ fn named<T: Copy>(table: &[(&str, T)]) -> Vec<T> {
 /// Without these somebody is declared dead who should not be.
 pub(crate) fn guards() -> Vec<Guard> {
     named(&GUARDS)
+}
+
+/// Rules of the server that are left out.
+pub(crate) fn rules() -> Vec<Rule> {
+    named(&RULES)
 }
 
 /// The heartbeat's rule that is left out.

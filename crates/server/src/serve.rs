@@ -257,14 +257,10 @@ fn rules() -> Rules {
     Rules::default()
 }
 
-/// The same, but without the bound on unread pages where the variable `CONCH_MUTANT` is `unread_pages`: a process of a test, which
-/// that test must catch.
+/// The same, but without those that the variable `CONCH_MUTANT` names: a process of a test, which that test must catch.
 #[cfg(feature = "mutants")]
 fn rules() -> Rules {
-    match std::env::var("CONCH_MUTANT").as_deref() {
-        Ok("unread_pages") => Rules::without(&[crate::rules::Rule::OneUnreadPage]),
-        _ => Rules::default(),
-    }
+    Rules::without(&crate::mutants::rules())
 }
 
 /// Who judges whether others are dead.

@@ -32,16 +32,37 @@ const POLL_TIME: Duration = Duration::from_secs(5);
 /// Polls until the router shuts down; at once when `wake` says that somebody died.
 pub(super) async fn run(node: Arc<Node>, router: Router, wake: Arc<Notify>) {
     let mut search = Search::default();
+    let mut pace = Pace::Calm;
     while !router.is_closed() {
-        take_up(&node, &router, &mut search).await;
+        let lap = take_up(&node, &router, &mut search).await;
+        if pace == Pace::Hurried && lap == Lap::GoesOn {
+            continue;
+        }
         let pause = POLL - node.seams.jitter(POLL / 5);
         // Both branches are cancel safe.
-        tokio::select! {
+        pace = tokio::select! {
             biased;
-            () = wake.notified() => {}
-            () = node.seams.sleep(pause) => {}
-        }
+            () = wake.notified() => Pace::Hurried,
+            () = node.seams.sleep(pause) => Pace::Calm,
+        };
     }
+}
+
+/// How the list is gone through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// A bounded part at each poll.
+    Calm,
+    /// Somebody died: to the end of the list, without a pause.
+    Hurried,
+}
+
+/// Whether there is more of the list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lap {
+    GoesOn,
+    /// The next look begins at its front.
+    Ended,
 }
 
 /// Where the look through the list of due work stands.
@@ -52,9 +73,9 @@ struct Search {
 }
 
 /// Looks on until there is something to take up, or the list ends.
-async fn take_up(node: &Node, router: &Router, search: &mut Search) {
+async fn take_up(node: &Node, router: &Router, search: &mut Search) -> Lap {
     for _ in 0..PAGES_MOST {
-        let Some(page) = read(node, search.after.take()).await else { return };
+        let Some(page) = read(node, search.after.take()).await else { return Lap::Ended };
         let mine = mine(node, &mut search.table, &page);
         let took_some = !mine.is_empty();
         let claims = mine.into_iter().map(|conversation| async move {
@@ -66,12 +87,14 @@ async fn take_up(node: &Node, router: &Router, search: &mut Search) {
         let goes_on = page.len() == PAGE && node.rules.hold(Rule::DuePagesGoOn);
         search.after = page.last().filter(|_| goes_on).map(DueRow::mark);
         if !goes_on {
-            return search.table.lap_ended();
+            search.table.lap_ended();
+            return Lap::Ended;
         }
         if took_some {
-            return;
+            break;
         }
     }
+    Lap::GoesOn
 }
 
 /// The next page. `None`: it could not be read, and the list is begun anew.

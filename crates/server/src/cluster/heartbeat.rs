@@ -204,7 +204,11 @@ impl Beating {
 
     fn warn(&self, error: &StoreError) {
         self.node.metrics.heartbeat_failures.inc();
-        tracing::warn!(%error, failures = self.heart.failures() + 1, "a lease renewal failed");
+        let failures = self.heart.failures() + 1;
+        // The first, and then ever more seldom: a store that refuses at once is asked ten times a second.
+        if failures.is_power_of_two() {
+            tracing::warn!(%error, failures, "a lease renewal failed");
+        }
     }
 
     /// Tells the node how it stands.

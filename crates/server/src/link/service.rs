@@ -10,7 +10,6 @@ use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::refusal::{Code, Refusal};
 
 use super::{Notice, Request, Response, Service};
-use crate::events::Event;
 use crate::hub::Hubs;
 use crate::node::Node;
 use crate::owner::Follow;
@@ -54,9 +53,7 @@ impl Service for NodeService {
                 Response::Takes(self.router.takes_share(from, conversations, level))
             }
             Request::HandOff(handed) => {
-                let (conversation, epoch) = (handed.conversation.clone(), handed.epoch);
-                self.node.events.record(Event::Received { conversation, epoch, from });
-                self.router.adopt(handed).await;
+                self.router.adopt(from, handed).await;
                 Response::Heard
             }
             Request::Sessions { conversation } => {

@@ -53,9 +53,12 @@ struct Chosen {
     to: Incarnation,
 }
 
+/// A conversation that may go, its regions and its home.
+type Candidate = (ConvKey, Arc<[Region]>, Region);
+
 /// A conversation that is about to be handed over.
 enum Idle {
-    Asleep(Tenure, watch::Sender<()>),
+    Asleep(Sleeper),
     Awake(OwnerHandle),
 }
 
@@ -142,6 +145,22 @@ impl Router {
 
     /// What of the conversations behind a key would go, what sleeps before what is awake; and the last one looked at.
     fn choose(&self, round: &mut Round<'_>, behind: Option<ConvKey>) -> (Vec<Chosen>, Option<ConvKey>) {
+        let rules = &self.shared.node.rules;
+        let (idle, last) = self.idle_behind(behind);
+        let wishes: Vec<_> = idle.iter().map(|(key, regions, home)| (*key, Wish { regions, home })).collect();
+        let mut chosen = Vec::new();
+        if rules.hold(Rule::HomeIsReturnedTo) {
+            let home =
+                wishes.iter().filter_map(|(key, wish)| Some(Chosen { key: *key, to: round.return_home(*wish)? }));
+            chosen.extend(home);
+        }
+        // Who is at home here is not among the former.
+        chosen.extend(wishes.iter().filter_map(|(key, wish)| Some(Chosen { key: *key, to: round.even_out(*wish)? })));
+        (chosen, last)
+    }
+
+    /// The conversations behind a key that may go, what sleeps first; and the last one looked at, if there may be more. Copied, so that whoever sends waits for the table no longer than a look takes.
+    fn idle_behind(&self, behind: Option<ConvKey>) -> (Vec<Candidate>, Option<ConvKey>) {
         let (now, rules) = (self.shared.node.seams.now(), &self.shared.node.rules);
         let idle_after = self.shared.node.limits.rebalance_idle;
         let table = self.table();
@@ -152,26 +171,18 @@ impl Router {
             last = Some(*key);
             match entry {
                 Entry::Hibernating { tenure, .. } => {
-                    asleep.push((*key, Wish { regions: &tenure.regions, home: &tenure.home }));
+                    asleep.push((*key, tenure.regions.clone(), tenure.home.clone()));
                 }
                 Entry::Active(owner) if !owner.is_gone() => {
                     let quiet = now.since(owner.last_write()) >= idle_after || !rules.hold(Rule::IdleAloneMoves);
-                    let wish = Wish { regions: &owner.facts.regions, home: &owner.facts.home };
-                    awake.extend(quiet.then_some((*key, wish)));
+                    let facts = &owner.facts;
+                    awake.extend(quiet.then(|| (*key, facts.regions.clone(), facts.home.clone())));
                 }
                 Entry::Active(_) | Entry::Claiming(_) => {}
             }
         }
         asleep.extend(awake);
-        let mut chosen = Vec::new();
-        if rules.hold(Rule::HomeIsReturnedTo) {
-            let home =
-                asleep.iter().filter_map(|(key, wish)| Some(Chosen { key: *key, to: round.return_home(*wish)? }));
-            chosen.extend(home);
-        }
-        // Who is at home here is not among the former.
-        chosen.extend(asleep.iter().filter_map(|(key, wish)| Some(Chosen { key: *key, to: round.even_out(*wish)? })));
-        (chosen, last.filter(|_| looks == LOOKS_MOST))
+        (asleep, last.filter(|_| looks == LOOKS_MOST))
     }
 
     /// Asks all of them at once; those that take some, and how many.
@@ -208,11 +219,7 @@ impl Router {
         let idle = self.take_idle(key);
         match idle {
             None => false,
-            Some(Idle::Asleep(tenure, settled)) => {
-                let given = self.give_sleeping(tenure, Some(peer)).await;
-                drop(settled);
-                given
-            }
+            Some(Idle::Asleep(sleeper)) => self.give_sleeping(sleeper, Some(peer)).await,
             Some(Idle::Awake(owner)) => {
                 let node = &self.shared.node;
                 let idle_alone = node.rules.hold(Rule::IdleAloneMoves);
@@ -229,14 +236,7 @@ impl Router {
         let mut table = self.table();
         match table.entries.get_mut(&key)? {
             Entry::Active(owner) if !owner.is_gone() => Some(Idle::Awake(owner.clone())),
-            Entry::Active(_) | Entry::Claiming(_) => None,
-            entry @ Entry::Hibernating { .. } => {
-                let (settle, settled) = watch::channel(());
-                match std::mem::replace(entry, Entry::Claiming(settled)) {
-                    Entry::Hibernating { tenure, .. } => Some(Idle::Asleep(tenure, settle)),
-                    Entry::Active(_) | Entry::Claiming(_) => None,
-                }
-            }
+            entry => entry.take_sleeper().map(Idle::Asleep),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Giving away what is owned: to live peers while there are any, else back to the store.
 //!
 //! Invariant: a conversation changes hands with nothing in flight, in one statement of the store; what its clients send
-//! meanwhile waits and is passed on. A hand-over that is lost on the way costs its receiver one claim.
+//! meanwhile waits for that statement and is passed on, before the receiver is told. A hand-over that is lost on the way
+//! costs its receiver one claim.
 
 use conch_core::conversation::ConversationKind;
-use conch_core::ids::Region;
 use conch_core::placement::Wish;
 use conch_store::Head;
 use futures_util::future::join_all;
@@ -86,15 +86,11 @@ impl Router {
             return 0;
         }
         let mut tried = 0;
-        let sleepers = self.sleepers(|_| true).take(most).map(|(tenure, settled)| {
+        let sleepers = self.sleepers(|_| true).take(most).map(|sleeper| {
             tried += 1;
-            (takers.take(&tenure.regions), tenure, settled)
+            (takers.take(&sleeper.tenure.regions), sleeper)
         });
-        let asleep = stream::iter(sleepers).map(|(peer, tenure, settled)| async move {
-            let given = self.give_sleeping(tenure, peer).await;
-            drop(settled);
-            given
-        });
+        let asleep = stream::iter(sleepers).map(|(peer, sleeper)| self.give_sleeping(sleeper, peer));
         let asleep = asleep.buffer_unordered(AT_ONCE).filter(|given| std::future::ready(*given)).count().await;
         let active = self.active_owners(most.saturating_sub(tried));
         let awake: Vec<_> =
@@ -118,7 +114,8 @@ impl Router {
     }
 
     /// Without a task: the store's statement is all there is. Where it is not given, the lease stays, asleep as before.
-    pub(super) async fn give_sleeping(&self, tenure: Tenure, peer: Option<Peer>) -> bool {
+    pub(super) async fn give_sleeping(&self, sleeper: Sleeper, peer: Option<Peer>) -> bool {
+        let Sleeper { tenure, since, settle } = sleeper;
         let node = &self.shared.node;
         let held = Held { conversation: tenure.conversation.key, epoch: tenure.reign.epoch, me: node.me };
         let outcome = match &peer {
@@ -130,11 +127,13 @@ impl Router {
         match (outcome, peer) {
             (Ok(Some(armed)), Some(peer)) => {
                 self.drop_entry(&tenure.conversation);
+                // The store knows whose it is: who has waited need not wait until the peer knows too.
+                drop(settle);
                 self.tell_of(&peer, tenure.handed(armed)).await;
                 true
             }
             (Ok(_), _) => {
-                let (key, since) = (tenure.conversation.key, node.seams.now());
+                let key = tenure.conversation.key;
                 self.table().entries.insert(key, Entry::Hibernating { tenure, since });
                 false
             }
@@ -165,8 +164,8 @@ impl Router {
         Told::Unheard
     }
 
-    /// Takes over what a peer has handed to this incarnation.
-    pub async fn adopt(&self, handed: Handed) {
+    /// Takes over what the peer `from` has handed to this incarnation. What is no news, or true no more, changes nothing.
+    pub async fn adopt(&self, from: Incarnation, handed: Handed) {
         let conversation = ConvRef::from(handed.conversation);
         let armed = Armed {
             epoch: handed.epoch,
@@ -193,6 +192,8 @@ impl Router {
             table.entries.insert(conversation.key, Entry::Claiming(settled));
         }
         self.shared.node.metrics.adopted.inc();
+        let (told, epoch) = (conversation.id.clone(), armed.epoch);
+        self.shared.node.events.record(Event::Received { conversation: told, epoch, from });
         self.start_owner(Tenure::of(conversation, armed, handed.log, &info));
         drop(settle);
     }
@@ -248,11 +249,13 @@ impl Router {
                 self.shared.node.seams.sleep(ENDING).await;
             }
         }
-        let released =
-            stream::iter(self.sleepers(|_| true)).for_each_concurrent(AT_ONCE, |(tenure, settled)| async move {
+        let released = stream::iter(self.sleepers(|_| true)).for_each_concurrent(
+            AT_ONCE,
+            |Sleeper { tenure, settle, .. }| async move {
                 self.release(&tenure, WhyReleased::Draining).await;
-                drop(settled);
-            });
+                drop(settle);
+            },
+        );
         released.await;
     }
 

@@ -118,10 +118,10 @@ impl Router {
             let now = self.shared.node.seams.now();
             let release_after = self.shared.node.limits.release_after;
             let due = stream::iter(self.sleepers(move |since| now.since(since) >= release_after));
-            let released = due.for_each_concurrent(AT_ONCE, |(tenure, settled)| async move {
+            let released = due.for_each_concurrent(AT_ONCE, |Sleeper { tenure, settle, .. }| async move {
                 this.release(&tenure, WhyReleased::Idle).await;
                 this.drop_entry(&tenure.conversation);
-                drop(settled);
+                drop(settle);
             });
             released.await;
             if self.is_closed() {
@@ -135,11 +135,11 @@ impl Router {
     pub(super) fn sleepers<'a>(
         &'a self,
         wanted: impl Fn(Monotonic) -> bool + Send + 'a,
-    ) -> Box<dyn Iterator<Item = (Tenure, watch::Sender<()>)> + Send + 'a> {
+    ) -> Box<dyn Iterator<Item = Sleeper> + Send + 'a> {
         let mut last = None;
         let sleepers = std::iter::from_fn(move || {
             let taken = self.table().take_sleeper(last, &wanted)?;
-            last = Some(taken.0.conversation.key);
+            last = Some(taken.tenure.conversation.key);
             Some(taken)
         });
         if self.shared.node.rules.hold(Rule::SleepersGoOneByOne) {

@@ -24,7 +24,7 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use conch_core::ids::{ConvKey, ConvRef, Epoch, Incarnation};
+use conch_core::ids::{ConvKey, ConvRef, Epoch, Incarnation, Region};
 use conch_core::record::Draft;
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
@@ -34,7 +34,7 @@ use conch_store::{Armed, ClaimRequest, Held};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
-use self::table::{Entry, Lookup, Stage, Table};
+use self::table::{Entry, Lookup, Sleeper, Stage, Table};
 use crate::bounded;
 use crate::cluster::claims::{ClaimRate, Urgency};
 use crate::cluster::nodes::View;

@@ -23,6 +23,25 @@ pub(super) enum Entry {
     Hibernating { tenure: Tenure, since: Monotonic },
 }
 
+/// A conversation at rest that is being settled: who asks for it waits until `settle` is dropped.
+pub(super) struct Sleeper {
+    pub(super) tenure: Tenure,
+    /// Since when it has been asleep.
+    pub(super) since: Monotonic,
+    pub(super) settle: watch::Sender<()>,
+}
+
+impl Entry {
+    /// Marks one that is at rest as being settled.
+    pub(super) fn take_sleeper(&mut self) -> Option<Sleeper> {
+        let Self::Hibernating { tenure, since } = self else { return None };
+        let (settle, settled) = watch::channel(());
+        let sleeper = Sleeper { tenure: tenure.clone(), since: *since, settle };
+        *self = Self::Claiming(settled);
+        Some(sleeper)
+    }
+}
+
 /// What the node still takes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Stage {
@@ -80,19 +99,11 @@ impl Table {
         &mut self,
         above: Option<ConvKey>,
         wanted: impl Fn(Monotonic) -> bool,
-    ) -> Option<(Tenure, watch::Sender<()>)> {
+    ) -> Option<Sleeper> {
         let above = above.map_or(Bound::Unbounded, Bound::Excluded);
-        for entry in self.entries.range_mut((above, Bound::Unbounded)).map(|(_, entry)| entry) {
-            if let Entry::Hibernating { tenure, since } = entry
-                && wanted(*since)
-            {
-                let (settle, settled) = watch::channel(());
-                let taken = (tenure.clone(), settle);
-                *entry = Entry::Claiming(settled);
-                return Some(taken);
-            }
-        }
-        None
+        let mut entries = self.entries.range_mut((above, Bound::Unbounded)).map(|(_, entry)| entry);
+        let is_wanted = |entry: &&mut Entry| matches!(entry, Entry::Hibernating { since, .. } if wanted(*since));
+        entries.find(is_wanted)?.take_sleeper()
     }
 
     /// Remembers an owner elsewhere, at most `limit` of them; `spread` (random) says which one is forgotten for it.

@@ -213,11 +213,11 @@ fn an_old_hand_over_makes_no_owner() {
             first_seq,
             log: log.clone(),
         };
-        let router = &scene.nodes[1].router;
-        router.adopt(handed(Epoch(1))).await;
+        let (router, from) = (&scene.nodes[1].router, scene.nodes[0].node.me);
+        router.adopt(from, handed(Epoch(1))).await;
         let stale = router.active(&scene.room).is_some();
         scene.hand_off_unheard(1).await;
-        router.adopt(handed(Epoch(2))).await;
+        router.adopt(from, handed(Epoch(2))).await;
         (stale, router.active(&scene.room).is_some())
     });
     assert_eq!((stale, fresh), (false, true));

@@ -12,6 +12,9 @@ use crate::StoreError;
 
 /// The oldest etcd: the first whose gateway is under /v3.
 const VERSION_MIN: (u64, u64) = (3, 4);
+/// In each line of releases the first patch in which a leader that was stopped or stuck, and has been replaced, no longer ends
+/// leases by its old clock when it wakes up: etcd-io/etcd#15247. Later lines have had it from the start.
+const STALE_LEADER_MENDED: [(u64, u64, u64); 2] = [(3, 4, 31), (3, 5, 13)];
 /// First pause between two tries; doubled each time.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause between two tries.
@@ -49,7 +52,7 @@ pub(super) async fn probe(client: &Client, patience: Duration) -> Result<u64, Op
 
 async fn attempt(client: &Client) -> Result<Result<u64, Trouble>, OpenError> {
     let mut found: Option<(String, u64)> = None;
-    let mut last = String::new();
+    let (mut last, mut aged) = (String::new(), None);
     for (index, endpoint) in client.target().endpoints.iter().enumerate() {
         let deadline = Instant::now() + STATUS_LIMIT;
         let status = match client.ask(index, "/v3/maintenance/status", &json!({}), deadline).await {
@@ -64,7 +67,10 @@ async fn attempt(client: &Client) -> Result<Result<u64, Trouble>, OpenError> {
         };
         let not_etcd = |detail: String| OpenError::NotEtcd { place: endpoint.to_string(), detail };
         let id = wire::unsigned(&status["header"], "cluster_id").map_err(|error| not_etcd(error.to_string()))?;
-        check_version(&status).map_err(not_etcd)?;
+        let version = check_version(&status).map_err(not_etcd)?;
+        if stale_leader_ends_leases(version) {
+            aged = status["version"].as_str().map(str::to_owned);
+        }
         match &found {
             Some((one, first)) if *first != id => {
                 let (one, other) = (one.clone(), endpoint.to_string());
@@ -76,7 +82,15 @@ async fn attempt(client: &Client) -> Result<Result<u64, Trouble>, OpenError> {
     let Some((_, id)) = found else { return Ok(Err(Trouble::Unreachable(last))) };
     // A read that a majority has to confirm.
     match client.call("/v3/kv/range", &json!({"key": wire::encode(b"/conch")}), Repeat::Harmless).await {
-        Ok(_) => Ok(Ok(id)),
+        Ok(_) => {
+            if let Some(version) = aged {
+                tracing::warn!(
+                    version,
+                    "a leader of this etcd that was stuck can end every node's lease when it wakes up; 3.4.31, 3.5.13 and 3.6 do not"
+                );
+            }
+            Ok(Ok(id))
+        }
         Err(error) => Ok(Err(Trouble::NoQuorum(text_of(error)))),
     }
 }
@@ -88,11 +102,42 @@ fn text_of(error: CallError) -> String {
     }
 }
 
-fn check_version(status: &Value) -> Result<(), String> {
+/// A member's version, if it is one that can be used.
+fn check_version(status: &Value) -> Result<(u64, u64, u64), String> {
     let text = status["version"].as_str().unwrap_or_default();
-    let mut numbers = text.split('.').map(str::parse::<u64>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= VERSION_MIN => Ok(()),
+    let mut numbers = text.split(['.', '-', '+']).map(|part| part.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    match (next(), next()) {
+        (Some(major), Some(minor)) if (major, minor) >= VERSION_MIN => Ok((major, minor, next().unwrap_or(0))),
         _ => Err(format!("its version is {text:?}")),
+    }
+}
+
+fn stale_leader_ends_leases((major, minor, patch): (u64, u64, u64)) -> bool {
+    STALE_LEADER_MENDED.iter().any(|mended| (major, minor) == (mended.0, mended.1) && patch < mended.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_those_whose_stale_leader_ends_leases_are_known() {
+        let of = |text: &str| check_version(&json!({"version": text}));
+        for (text, version, warned) in [
+            ("3.4.23", (3, 4, 23), true),
+            ("3.4.31", (3, 4, 31), false),
+            ("3.5.12", (3, 5, 12), true),
+            ("3.5.13", (3, 5, 13), false),
+            ("3.5.0-rc.1", (3, 5, 0), true),
+            ("3.6.0-alpha.0", (3, 6, 0), false),
+            ("4.0", (4, 0, 0), false),
+        ] {
+            assert_eq!(of(text), Ok(version));
+            assert_eq!(stale_leader_ends_leases(version), warned, "{text}");
+        }
+        for text in ["3.3.27", "2.3.8", "3", "", "new"] {
+            assert_eq!(of(text), Err(format!("its version is {text:?}")));
+        }
     }
 }

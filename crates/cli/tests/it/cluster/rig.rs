@@ -1,7 +1,7 @@
 //! Nodes of one cluster: started, asked, and ended; and the database behind them.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use conch_cli::client::{Endpoint, HttpClient, Request};
@@ -175,6 +175,11 @@ impl Cluster {
 
     pub(crate) fn take(&mut self, index: usize) -> Node {
         self.nodes[index].take().expect("it is running")
+    }
+
+    /// How a node ended by itself, if it has.
+    pub(crate) fn ended(&mut self, index: usize) -> Option<ExitStatus> {
+        self.nodes[index].as_mut().expect("it was started").ended()
     }
 
     pub(crate) fn node(&self, index: usize) -> &Node {

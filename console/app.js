@@ -25,11 +25,15 @@ import { nodesView } from './views/nodes.js';
 import { sidebarView } from './views/sidebar.js';
 import { welcomeView } from './views/welcome.js';
 
-/** `renew()`: a fresh token or a rejection; `onSignedOut(notice)`: the session is over. */
-export function startApp({ root, session, api, renew, onSignedOut }) {
+/**
+ * `addresses`: of the nodes; after each loss of the connection the next one is tried. `renew()`: a fresh token or a rejection;
+ * `onSignedOut(notice)`: the session is over.
+ */
+export function startApp({ root, session, api, addresses, renew, onSignedOut }) {
   const me = { sub: session.sub, name: session.name };
-  const endpoint = `${location.protocol === 'https:' ? 'wss' : 'ws'}://${location.host}/socket/websocket?vsn=2.0.0`;
-  const socket = new Socket({ url: endpoint, authorize, WebSocket, clock, random });
+  const socket = new Socket({
+    url: () => `${addresses.currentSocket}/websocket?vsn=2.0.0`, onLost: () => addresses.next(), authorize, WebSocket, clock, random,
+  });
   const inbox = new Inbox({ socket });
   const titles = new Titles({ api, me });
   let open = null;

@@ -1,19 +1,33 @@
 /**
- * The entry: decides between the door and the console.
+ * The entry: finds out where the cluster's nodes are, and decides between the door and the console.
  *
- * Invariant: exactly one of the two is on screen.
+ * Invariant: exactly one of the two is on screen. The node that the page came from is asked first.
  * Deliberately does not: anything else.
  */
 import { startApp } from './app.js';
 import { Api } from './core/api.js';
+import { Addresses } from '../clients/typescript/core/addresses.js';
 import { systemClock as clock } from '../clients/typescript/core/clock.js';
 import { Refusal } from '../clients/typescript/core/errors.js';
 import { Session } from './core/session.js';
 import { loginView } from './views/login.js';
 
+/** The page's own node is one of the sixteen. */
+const MOST_OTHERS = 15;
+
 const root = document.getElementById('app');
 const session = new Session({ storage: sessionStorage, clock });
-const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token, clock });
+const addresses = new Addresses([location.origin, ...(await otherNodes())]);
+const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token, clock, base: () => addresses.current });
+
+async function otherNodes() {
+  try {
+    const { urls } = await (await fetch('/console.json')).json();
+    return urls.filter((url) => url !== location.origin).slice(0, MOST_OTHERS);
+  } catch {
+    return [];
+  }
+}
 
 async function enter(name) {
   session.accept(await api.login(name), name);
@@ -53,7 +67,7 @@ function showDoor(notice = null) {
 }
 
 function showConsole() {
-  startApp({ root, session, api, renew, onSignedOut: showDoor });
+  startApp({ root, session, api, addresses, renew, onSignedOut: showDoor });
 }
 
 if (session.isSignedIn) showConsole();

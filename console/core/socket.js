@@ -31,13 +31,13 @@ export class Socket extends Emitter {
   reconnection;
 
   /**
-   * `url`: the endpoint, e.g. ws://host/socket/websocket?vsn=2.0.0.
+   * `url()`: the endpoint of now, e.g. ws://host/socket/websocket?vsn=2.0.0. `onLost()`: a connection, or the try at one, is over.
    * `authorize({failedToOpen})`: resolves to the subprotocols to offer; rejects with a Refusal
    * (code `unauthenticated` ends the socket, a directive sets the next delay).
    */
-  constructor({ url, authorize, WebSocket, clock, random, heartbeatMs = 20_000, replyTimeoutMs = 10_000 }) {
+  constructor({ url, onLost = () => {}, authorize, WebSocket, clock, random, heartbeatMs = 20_000, replyTimeoutMs = 10_000 }) {
     super();
-    this.#options = { url, authorize, WebSocket, clock, random, heartbeatMs, replyTimeoutMs };
+    this.#options = { url, onLost, authorize, WebSocket, clock, random, heartbeatMs, replyTimeoutMs };
     this.reconnection = new Reconnection(random);
   }
 
@@ -106,7 +106,7 @@ export class Socket extends Emitter {
       return this.#lost();
     }
     if (generation !== this.#generation) return;
-    const transport = new WebSocket(url, protocols);
+    const transport = new WebSocket(url(), protocols);
     this.#transport = transport;
     const current = (handle) => (event) => { if (this.#transport === transport) handle(event); };
     transport.onopen = current(() => this.#opened());
@@ -161,6 +161,7 @@ export class Socket extends Emitter {
   #lost(close = null, closedWith = null) {
     if (this.state === 'waiting' || this.state === 'closed') return;
     if (this.state === 'connecting') this.#unopened += 1;
+    this.#options.onLost();
     const delayMs = this.reconnection.nextDelay(closedWith);
     this.retryAt = this.clock.now() + delayMs;
     this.#timer = this.clock.setTimeout(() => this.connect(), delayMs);

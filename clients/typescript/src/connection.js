@@ -13,7 +13,7 @@ import { claims, tokenProtocols } from '../core/token.js';
 import { PhoenixChannel } from './channel.js';
 import { transportClass } from './transport.js';
 
-/** @import { Addresses } from './addresses.js' */
+/** @import { Addresses } from '../core/addresses.js' */
 /** @import { Channel as StockChannel, Socket as StockSocket } from 'phoenix' */
 /** @import { Clock, Random } from '../core/clock.js' */
 /** @import { Fetch } from '../core/http.js' */

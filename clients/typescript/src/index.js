@@ -7,7 +7,7 @@
 import { Socket } from 'phoenix';
 import { randomId, systemClock, systemRandom } from '../core/clock.js';
 import { Http } from '../core/http.js';
-import { Addresses } from './addresses.js';
+import { Addresses } from '../core/addresses.js';
 import { PhoenixConnection } from './connection.js';
 import { Room } from './room.js';
 

@@ -134,6 +134,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
         key: TokenKey::new(&Secret::new(vec![7; 32])).expect("long enough"),
         mode: Mode::Development,
         origins: OriginPolicy { mode: Mode::Development, allowed: Vec::new() },
+        client_urls: Vec::new(),
         limits: config.limits.clone(),
         rate: config.rate.clone(),
         reconnect_jitter_ms: config.fanout.reconnect_jitter_ms,

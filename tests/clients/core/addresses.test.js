@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Addresses } from '../../../clients/typescript/src/addresses.js';
+import { Addresses } from '../../../clients/typescript/core/addresses.js';
 
 test('one address is used at a time, and each loss turns to the next, round and round', () => {
   const addresses = new Addresses(['http://one:1/', 'https://two/base']);

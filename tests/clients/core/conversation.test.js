@@ -10,7 +10,7 @@ const TOPIC = 'conversation:c';
 function world(more = {}) {
   const clock = new FakeClock();
   const sockets = fakeWebSockets();
-  const socket = new Socket({ url: 'ws://x', authorize: async () => [], WebSocket: sockets.FakeWebSocket, clock, random: never });
+  const socket = new Socket({ url: () => 'ws://x', authorize: async () => [], WebSocket: sockets.FakeWebSocket, clock, random: never });
   const pages = [];
   const asked = [];
   const api = {

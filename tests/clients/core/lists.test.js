@@ -20,7 +20,7 @@ import { FakeClock, fakeStorage, fakeWebSockets, message, never, settle } from '
 test('the inbox is what the server pushed since the last join, newest activity first', async () => {
   const clock = new FakeClock();
   const sockets = fakeWebSockets();
-  const socket = new Socket({ url: 'ws://x', authorize: async () => [], WebSocket: sockets.FakeWebSocket, clock, random: never });
+  const socket = new Socket({ url: () => 'ws://x', authorize: async () => [], WebSocket: sockets.FakeWebSocket, clock, random: never });
   const inbox = new Inbox({ socket });
   const removed = [];
   inbox.on('removed', (id) => removed.push(id));

@@ -8,7 +8,7 @@ import { FakeClock, fakeWebSockets, settle } from './fakes.js';
 function world({ authorize = async () => ['phoenix'], random = () => 0 } = {}) {
   const clock = new FakeClock();
   const sockets = fakeWebSockets();
-  const socket = new Socket({ url: 'ws://x', authorize, WebSocket: sockets.FakeWebSocket, clock, random });
+  const socket = new Socket({ url: () => 'ws://x', authorize, WebSocket: sockets.FakeWebSocket, clock, random });
   return { clock, sockets, socket };
 }
 async function opened(options) {

@@ -98,6 +98,26 @@ fn is_loopback(host: &str) -> bool {
     }
 }
 
+impl Origin {
+    /// `http`, `https` or another scheme, in lower case.
+    #[must_use]
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+}
+
+impl Serialize for Origin {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Origin {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// An entry of `auth.allowed_origins`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AllowedOrigin {

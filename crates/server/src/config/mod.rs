@@ -25,6 +25,9 @@ use crate::auth::secret::SECRET_MIN_BYTES;
 use field::Allowed;
 use layers::Layers;
 
+/// Addresses that a console goes through.
+const CLIENT_URLS_MAX: usize = 16;
+
 impl Config {
     /// Merges the sources and checks the result.
     ///
@@ -75,10 +78,22 @@ impl Config {
         if self.listen == self.ops_listen && self.listen.port() != 0 {
             return Err(ConfigError::Ratio(format!("listen and ops_listen must differ; both are {}", self.listen)));
         }
+        self.check_client_urls()?;
         self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
         self.check_auth()?;
         self.check_leases()?;
         self.check_link()
+    }
+
+    fn check_client_urls(&self) -> Result<(), ConfigError> {
+        let refused = |why: String| Err(ConfigError::Ratio(why));
+        if self.client_urls.len() > CLIENT_URLS_MAX {
+            return refused(format!("client_urls has {} entries; at most {CLIENT_URLS_MAX} are allowed", self.client_urls.len()));
+        }
+        match self.client_urls.iter().find(|url| !matches!(url.scheme(), "http" | "https")) {
+            Some(other) => refused(format!("client_urls: {other} is not an http:// or https:// URL")),
+            None => Ok(()),
+        }
     }
 
     fn check_leases(&self) -> Result<(), ConfigError> {

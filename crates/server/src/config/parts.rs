@@ -7,6 +7,7 @@ use std::time::Duration;
 use conch_core::sequencer::SequencerLimits;
 
 use super::{AgentKind, Config};
+use crate::auth::origin::AllowedOrigin;
 use crate::auth::secret::{Mode, SigningKey};
 use crate::hub::HubLimits;
 use crate::link::{LinkKey, LinkLimits, LinkTlsFiles};
@@ -14,6 +15,13 @@ use crate::node::OwnerLimits;
 use crate::turn::agents::{AgentConfig, AgentLimits, Agents, InvalidAgents};
 
 impl Config {
+    /// The pages that may call: what is listed, and those of the cluster's other nodes.
+    #[must_use]
+    pub fn allowed_origins(&self) -> Vec<AllowedOrigin> {
+        let nodes = self.client_urls.iter().cloned().map(AllowedOrigin::Exactly);
+        self.auth.allowed_origins.iter().cloned().chain(nodes).collect()
+    }
+
     /// Of ownership.
     #[must_use]
     pub fn owner_limits(&self) -> OwnerLimits {

@@ -13,7 +13,7 @@ use conch_core::wire::link::FRAME_MAX_BYTES;
 use super::field::Allowed::{Range, Text};
 use super::field::section;
 use super::values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
-use crate::auth::origin::AllowedOrigin;
+use crate::auth::origin::{AllowedOrigin, Origin};
 use crate::auth::secret::{Configured, Secret};
 
 const KIB: usize = 1024;
@@ -41,6 +41,8 @@ section! {
         link_listen: Option<SocketAddr> = None, Text("ADDRESS:PORT");
         /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
+        /// Where clients reach the nodes of this cluster, the same on all of them: the console goes on with the next one when one cannot be reached, and pages of these are let in. Not needed behind a load balancer.
+        client_urls: Vec<Origin> = Vec::new(), Text("a list of at most 16 http:// or https://HOST[:PORT]");
         /// Where the records are.
         store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR or postgres://USER@HOST/DATABASE");
         /// Where ownership is kept: beside the records, or in an etcd cluster. All nodes of a database must agree; etcd needs a postgres:// store and counts leases in whole seconds.

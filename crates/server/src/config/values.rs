@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::field::Setting;
-use crate::auth::origin::AllowedOrigin;
+use crate::auth::origin::{AllowedOrigin, Origin};
 use crate::auth::secret::Secret;
 
 impl Setting for conch_core::ids::NodeName {}
@@ -18,6 +18,7 @@ impl Setting for StoreUrl {}
 impl Setting for LeasesUrl {}
 impl Setting for Secret {}
 impl Setting for AllowedOrigin {}
+impl Setting for Origin {}
 impl Setting for LinkAddr {}
 impl Setting for LogFormat {}
 impl Setting for LogLevel {}

@@ -1,11 +1,15 @@
 //! The web console's files, embedded in the binary, and the OpenAPI document.
 
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use conch_core::refusal::{Code, Refusal};
 use http::{HeaderValue, Method, Uri, header};
 use rust_embed::RustEmbed;
+use serde_json::json;
 
+use super::Gateway;
 use super::errors::HttpError;
+use crate::auth::origin::Origin;
 
 #[derive(RustEmbed)]
 #[folder = "../../console/"]
@@ -18,18 +22,49 @@ struct Assets;
 #[prefix = "clients/typescript/core/"]
 struct SharedCore;
 
-/// The console runs its own scripts alone, and talks to its own server alone.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
-     connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+/// What the console of this cluster may talk to.
+pub(super) struct Console {
+    policy: HeaderValue,
+    /// The answer to `/console.json`.
+    settings: String,
+}
 
-pub(super) async fn index(uri: Uri) -> Response {
-    asset("index.html").unwrap_or_else(|| not_found(&uri))
+impl Console {
+    /// The nodes are reached at these addresses.
+    pub(super) fn new(urls: &[Origin]) -> Self {
+        // A socket's scheme is another one than its page's, and a policy names each.
+        let sources = urls.iter().map(|url| format!(" {url} {}", url.to_string().replacen("http", "ws", 1)));
+        let sources: String = sources.collect();
+        // It runs its own scripts alone, and talks to its own cluster alone.
+        let policy = format!(
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{sources}; \
+             form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+        );
+        let policy = HeaderValue::from_str(&policy).expect("an origin is a scheme, a host and a port in ASCII");
+        Self { policy, settings: json!({"urls": urls}).to_string() }
+    }
+
+    fn asset(&self, path: &str) -> Option<Response> {
+        let mut response = asset(path)?;
+        response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, self.policy.clone());
+        Some(response)
+    }
+}
+
+pub(super) async fn index(State(gateway): State<Gateway>, uri: Uri) -> Response {
+    gateway.shared.console.asset("index.html").unwrap_or_else(|| not_found(&uri))
+}
+
+/// `GET /console.json`: what the console needs to know before anybody has signed in.
+pub(super) async fn settings(State(gateway): State<Gateway>) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, gateway.shared.console.settings.clone()).into_response()
 }
 
 /// Whatever no route takes: a file of the console, or nothing.
-pub(super) async fn asset_or_not_found(method: Method, uri: Uri) -> Response {
+pub(super) async fn asset_or_not_found(State(gateway): State<Gateway>, method: Method, uri: Uri) -> Response {
     let path = uri.path().trim_start_matches('/');
-    let found = if matches!(method, Method::GET | Method::HEAD) { asset(path) } else { None };
+    let found = if matches!(method, Method::GET | Method::HEAD) { gateway.shared.console.asset(path) } else { None };
     found.unwrap_or_else(|| not_found(&uri))
 }
 
@@ -47,7 +82,6 @@ fn asset(path: &str) -> Option<Response> {
         headers.insert(header::CONTENT_TYPE, value);
     }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     Some(response)
@@ -60,7 +94,16 @@ pub(super) async fn openapi() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::{Assets, SharedCore};
+    use super::{Assets, Console, SharedCore};
+
+    #[test]
+    fn the_console_may_talk_to_the_nodes_of_its_cluster() {
+        let urls = ["http://127.0.0.1:4101", "https://b.example.com"].map(|url| url.parse().expect("an origin"));
+        let Console { policy, settings } = Console::new(&urls);
+        let expected = "connect-src 'self' http://127.0.0.1:4101 ws://127.0.0.1:4101 https://b.example.com wss://b.example.com;";
+        assert!(policy.to_str().expect("ASCII").contains(expected), "{policy:?}");
+        assert_eq!(settings, r#"{"urls":["http://127.0.0.1:4101","https://b.example.com"]}"#);
+    }
 
     /// What a browser makes of a module's relative import. Above the root there is only the root.
     fn resolve(importer: &str, import: &str) -> String {

@@ -43,7 +43,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::auth::extract;
 use crate::auth::grants::Principal;
-use crate::auth::origin::{OriginPolicy, Page};
+use crate::auth::origin::{Origin, OriginPolicy, Page};
 use crate::auth::secret::Mode;
 use crate::auth::token::TokenKey;
 use crate::config::{Limits, Rate};
@@ -108,6 +108,8 @@ pub struct Components {
     pub mode: Mode,
     /// Which pages may call.
     pub origins: OriginPolicy,
+    /// Where the cluster's nodes are reached.
+    pub client_urls: Vec<Origin>,
     /// Bounds.
     pub limits: Limits,
     /// The senders' rate.
@@ -135,6 +137,7 @@ struct Shared {
     key: TokenKey,
     mode: Mode,
     origins: OriginPolicy,
+    console: console::Console,
     limits: Limits,
     rate: Rate,
     rates: Mutex<SenderLimits>,
@@ -256,6 +259,7 @@ impl Gateway {
             key,
             mode,
             origins,
+            client_urls,
             limits,
             rate,
             reconnect_jitter_ms,
@@ -273,6 +277,7 @@ impl Gateway {
             key,
             mode,
             origins,
+            console: console::Console::new(&client_urls),
             limits,
             rate,
             rates: Mutex::new(rates),
@@ -423,6 +428,7 @@ impl Gateway {
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))
             .route("/socket/websocket", get(socket::upgrade))
+            .route("/console.json", get(console::settings))
             .route("/", get(console::index))
             .fallback(console::asset_or_not_found)
             .method_not_allowed_fallback(method_not_allowed)

@@ -31,8 +31,11 @@ export class Addresses {
   /** Where phoenix.js finds a socket at the first address. */
   get socket() { return socketOf(this.#all[0]); }
 
+  /** The same at the current one. */
+  get currentSocket() { return socketOf(this.current); }
+
   /** That socket's URL, at the current address. @param {string} url */
-  at(url) { return socketOf(this.current) + url.slice(this.socket.length); }
+  at(url) { return this.currentSocket + url.slice(this.socket.length); }
 }
 
 /** @param {string} url */

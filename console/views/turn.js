@@ -158,7 +158,7 @@ function stepView({ type, step }, actions) {
 
 function stepBody({ type, step, isOver, place: where }, wasOpen) {
   if (type === 'model') return h('div.step-words', {}, ...rich(step.text));
-  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Goes on ${where}`);
+  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Went on ${where}`);
   return toolCall(step, isOver, wasOpen);
 }
 

@@ -19,12 +19,14 @@ export class Cluster {
   static async start(names, settings = []) {
     const cluster = new Cluster();
     cluster.postgres = await Postgres.start();
+    const ports = await Promise.all(names.map(freePort));
+    const urls = `client_urls=${ports.map((port) => `http://127.0.0.1:${port}`).join()}`;
+    const set = [urls, ...SETTINGS, ...settings].flatMap((setting) => ['--set', setting]);
     // One after the other: the first makes the tables.
-    for (const name of names) {
+    for (const [index, name] of names.entries()) {
       const link = await freePort();
-      const set = [...SETTINGS, ...settings].flatMap((setting) => ['--set', setting]);
       cluster.nodes.push(await Server.start({
-        store: cluster.postgres.url, environment: { CONCH_AUTH_SECRET: SECRET }, more: ['--node', name, '--link-listen', `127.0.0.1:${link}`, ...set],
+        store: cluster.postgres.url, port: ports[index], environment: { CONCH_AUTH_SECRET: SECRET }, more: ['--node', name, '--link-listen', `127.0.0.1:${link}`, ...set],
       }));
     }
     return cluster;

@@ -34,13 +34,13 @@ export class Server {
   #process = null;
   #output = '';
 
-  /** `store`: another one than its own directory. `more`: arguments besides. */
+  /** `store`: another one than its own directory. `port`: for clients, else one that is free. `more`: arguments besides. */
   static async start(options = {}) {
     const server = new Server();
     server.directory = await mkdtemp(path.join(tmpdir(), 'conch-clients-'));
     server.store = options.store ?? `sqlite:${path.join(server.directory, options.data ?? 'data')}`;
     server.more = options.more ?? [];
-    server.port = await freePort();
+    server.port = options.port ?? (await freePort());
     server.opsPort = await freePort();
     server.environment = { ...process.env, ...options.environment };
     await server.run();

@@ -134,6 +134,33 @@ describe('a cluster', { timeout: 420_000 }, () => {
     const happens = (text) => person.page.getByRole('list', { name: 'What happened' }).getByText(text).first().waitFor({ timeout: 15_000 });
     const find = (part) => person.page.getByLabel('Part of an id').fill(part);
 
+    test('a turn goes on in the same tab when the node that it runs on, and that the tab talks to, is killed in a tool call', async () => {
+      const context = await browser.newContext({ viewport: WIDE, locale: 'en-GB' });
+      const tab = await Person.enterWith(context, node('a'), 'alice', token);
+      const { page } = tab;
+      await tab.create('Agent', 'Outlives its node');
+      const id = decodeURIComponent(page.url().split('#/c/')[1]);
+      await tab.say('When can I walk the shore?');
+      await page.locator('.step[data-kind=tool] .tool-state[data-state=running]').waitFor({ timeout: 30_000 });
+      assert.equal(await cluster.owner(node('b'), token, id), 'a');
+      await page.locator('.turn-runner', { hasText: 'on a · epoch 1' }).waitFor();
+      await node('a').kill();
+      await page.locator('.step-takeover', { hasText: /^Went on on [bc] · epoch 2$/ }).waitFor({ timeout: 30_000 });
+      await shoot(page, 'session-takeover');
+      await page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+      await shoot(page, 'session-outlived');
+      const log = await node('b').history(token, id);
+      const steps = log.filter(({ kind }) => kind === 'step.completed').map(({ body }) => body.step);
+      assert.equal(new Set(steps).size, steps.length, 'each step once');
+      assert.equal(log.filter(({ kind }) => kind === 'turn.completed').length, 1);
+      assert.equal(await page.locator('.step[data-kind=tool]').count(), steps.filter((step) => step.includes('.t')).length);
+      const answer = log.find(({ sender, kind }) => kind === 'message' && sender.startsWith('@agent:'));
+      assert.equal((await page.locator('.turn .answer').innerText()).replaceAll(/\s+/g, ' ').trim(), answer.body.text.replaceAll(/[*`]/g, '').replaceAll(/\s+/g, ' ').trim());
+      assert.deepEqual(tab.faults, [], 'errors in the page');
+      await context.close();
+      await complete();
+    });
+
     test('the page shows all nodes, and what happens to them as it happens, whichever node is asked', async () => {
       for (const [name, ids] of Object.entries({ a: ['sand-1'], b: ['tide-1', 'tide-2', 'tide-3'], c: ['rock-1', 'rock-2'] })) {
         for (const id of ids) await ownedBy(name, id);

@@ -276,7 +276,7 @@ describe('the console', { timeout: 420_000 }, () => {
     await bob.sees('after the storm');
   });
 
-  test('a turn that the server took down with it is said to have failed, and the next one runs', async () => {
+  test('a turn that the server took down with it goes on when the server is back', async () => {
     const alice = await enter('alice');
     await alice.create('Agent', 'Cut short');
     await alice.say('Tell me something long');
@@ -284,13 +284,53 @@ describe('the console', { timeout: 420_000 }, () => {
     await server.kill();
     await alice.connection('disconnected');
     await alice.page.locator('.turn.is-interrupted').getByText('Interrupted: no connection').waitFor();
+    await shoot(alice.page, 'turn-interrupted');
     await server.run();
     await alice.page.getByRole('button', { name: 'Try now' }).click({ timeout: 2_000 }).catch(() => {});
-    await alice.page.locator('.turn[data-state=failed]').getByText('The server stopped in the middle of this answer.').waitFor();
-    await shoot(alice.page, 'turn-failed');
-    await alice.say('Once more');
     await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
-    assert.equal(await alice.page.locator('.turn').count(), 2);
+    await alice.page.locator('.step-takeover').getByText('epoch 2').waitFor();
+    assert.equal(await alice.page.locator('.turn').count(), 1);
+  });
+
+  test('an agent asks, and what it asks is answered once, by whoever is there', async () => {
+    const alice = await enter('alice');
+    await alice.create('Agent', 'With approval');
+    const id = decodeURIComponent(alice.page.url().split('#/c/')[1]);
+    const bob = await enter('bob', `/#/c/${encodeURIComponent(id)}`);
+    await alice.say('With my approval: what is 6 * 7?');
+    await alice.page.getByRole('button', { name: 'Approve' }).waitFor({ timeout: 30_000 });
+    await alice.page.locator('.turn[data-state=waiting]').getByText('Waiting for an answer').waitFor();
+    await shoot(alice.page, 'session-asks');
+    await alice.page.reload();
+    await alice.settled();
+    await alice.page.getByRole('button', { name: 'Approve' }).waitFor();
+    await bob.page.getByRole('button', { name: 'Approve' }).click();
+    await alice.page.locator('.ask').getByText('Approved by bob.').waitFor();
+    await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+    assert.match(await alice.page.locator('.turn .answer').innerText(), /42/);
+    await shoot(alice.page, 'session-approved');
+  });
+
+  test('a turn is stopped: what was said is kept, or nothing is; and it is answered again', async () => {
+    const alice = await enter('alice');
+    await alice.create('Agent', 'Stopped');
+    const last = () => alice.page.locator('.turn').last();
+    const streaming = () => until(async () => (await last().locator('.answer').innerText().catch(() => '')).length > 10, 'the stream to be under way');
+    await alice.say('Tell me something long');
+    await streaming();
+    await last().getByRole('button', { name: 'Stop' }).click();
+    await alice.page.locator('.turn[data-state=cancelled]').getByText('Stopped here.').waitFor();
+    assert.ok((await last().locator('.answer').innerText()).length > 10, 'it is kept');
+    await alice.say('Tell me something else');
+    await until(async () => (await alice.page.locator('.turn').count()) === 2, 'the next turn');
+    await streaming();
+    await last().getByRole('button', { name: 'Discard' }).click();
+    await last().getByText('Stopped; nothing of it was kept.').waitFor();
+    assert.equal(await last().locator('.answer').innerText(), '');
+    await shoot(alice.page, 'session-stopped');
+    await last().getByRole('button', { name: 'Answer again' }).click();
+    await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+    assert.equal(await alice.page.locator('.turn[data-state=superseded]').count(), 1);
   });
 
   test('the server is told to stop and starts again: the same, without a kill', async () => {

@@ -88,7 +88,10 @@ impl Config {
     fn check_client_urls(&self) -> Result<(), ConfigError> {
         let refused = |why: String| Err(ConfigError::Ratio(why));
         if self.client_urls.len() > CLIENT_URLS_MAX {
-            return refused(format!("client_urls has {} entries; at most {CLIENT_URLS_MAX} are allowed", self.client_urls.len()));
+            return refused(format!(
+                "client_urls has {} entries; at most {CLIENT_URLS_MAX} are allowed",
+                self.client_urls.len()
+            ));
         }
         match self.client_urls.iter().find(|url| !matches!(url.scheme(), "http" | "https")) {
             Some(other) => refused(format!("client_urls: {other} is not an http:// or https:// URL")),

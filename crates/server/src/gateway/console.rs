@@ -100,7 +100,8 @@ mod tests {
     fn the_console_may_talk_to_the_nodes_of_its_cluster() {
         let urls = ["http://127.0.0.1:4101", "https://b.example.com"].map(|url| url.parse().expect("an origin"));
         let Console { policy, settings } = Console::new(&urls);
-        let expected = "connect-src 'self' http://127.0.0.1:4101 ws://127.0.0.1:4101 https://b.example.com wss://b.example.com;";
+        let expected =
+            "connect-src 'self' http://127.0.0.1:4101 ws://127.0.0.1:4101 https://b.example.com wss://b.example.com;";
         assert!(policy.to_str().expect("ASCII").contains(expected), "{policy:?}");
         assert_eq!(settings, r#"{"urls":["http://127.0.0.1:4101","https://b.example.com"]}"#);
     }

@@ -113,7 +113,7 @@ function stepItems(turn, streaming, nodeOf) {
   return turn.steps
     .filter((step) => step.type !== 'model' || (step.done && step.text && step.text !== answer && step !== last))
     .filter((step) => step.type !== 'own' || step.output !== undefined)
-    .map((step) => ({ key: step.step, type: step.type, step, isOver, place: step.type === 'takeover' ? place(step.epoch, nodeOf) : null }));
+    .map((step) => ({ key: step.step, type: step.type, step, isOver, takenOverBy: step.type === 'takeover' ? nodeOf(step.epoch) : null }));
 }
 
 /** The model's words that nothing has followed yet: they stay where they were streamed until the answer or a tool call comes. */
@@ -156,9 +156,9 @@ function stepView({ type, step }, actions) {
   return { element, update };
 }
 
-function stepBody({ type, step, isOver, place: where }, wasOpen) {
+function stepBody({ type, step, isOver, takenOverBy }, wasOpen) {
   if (type === 'model') return h('div.step-words', {}, ...rich(step.text));
-  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Went on ${where}`);
+  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Went on ${takenOverBy ? `on ${takenOverBy} · ` : 'in '}epoch ${step.epoch}`);
   return toolCall(step, isOver, wasOpen);
 }
 

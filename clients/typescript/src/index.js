@@ -24,6 +24,9 @@ export { Room } from './room.js';
 /** @typedef {import('../core/timeline.js').Page} Page */
 /** @typedef {import('../core/outbox.js').Receipt} Receipt */
 /** @typedef {import('../core/turns.js').Turn} Turn */
+/** @typedef {import('../core/http.js').TurnOverview} TurnOverview */
+/** @typedef {import('../core/http.js').TurnReceipt} TurnReceipt */
+/** @typedef {import('../core/http.js').AwaitReceipt} AwaitReceipt */
 /** @typedef {import('./room.js').SendStatus} SendStatus */
 /** @typedef {import('./room.js').SendRefusal} SendRefusal */
 

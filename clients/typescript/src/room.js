@@ -9,6 +9,7 @@ import { obeyDirectives } from '../core/directive.js';
 import { Refusal } from '../core/errors.js';
 
 /** @import { ConversationOptions, RecordsChange, Status } from '../core/conversation.js' */
+/** @import { AwaitReceipt, CancelMode, Http, TurnOverview, TurnReceipt } from '../core/http.js' */
 /** @import { Entry, Receipt } from '../core/outbox.js' */
 /** @import { LogRecord, Page } from '../core/timeline.js' */
 /** @import { Turn } from '../core/turns.js' */
@@ -35,7 +36,7 @@ export class Room {
   #left = null;
 
   /**
-   * @param {ConversationOptions} options
+   * @param {ConversationOptions & {api: Http}} options
    * @param {{keep?: number, onLeft: () => void}} more
    */
   constructor(options, { keep = KEEP, onLeft }) {
@@ -122,9 +123,36 @@ export class Room {
    * @param {{before?: number, after?: number, limit?: number}} [query]
    * @returns {Promise<Page>}
    */
-  history(query = {}) {
-    const { api, clock, random } = this.#options;
-    return obeyDirectives(() => api.history(this.id, query), { clock, random, stopped: () => this.#left !== null });
+  history(query = {}) { return this.#asked((api) => api.history(this.id, query)); }
+
+  /** Where a turn stands, as any node reads it from the log. @param {number} turn @returns {Promise<TurnOverview>} */
+  turn(turn) { return this.#asked((api) => api.turn(this.id, turn)); }
+
+  /**
+   * Ends a turn: when it resolves, nothing more of it is said or done. `keep`: what was said so far is the answer; `rollback`:
+   * later turns see nothing of it. Again after a lost answer is no mistake.
+   * @param {number} turn
+   * @param {CancelMode} [mode]
+   * @returns {Promise<TurnReceipt>} rejects with the code `conflict` if it has ended otherwise
+   */
+  cancel(turn, mode = 'keep') { return this.#asked((api) => api.cancelTurn(this.id, turn, mode)); }
+
+  /**
+   * Answers what a turn waits for (`await.opened`). The same payload again is no mistake; another one is a `conflict`.
+   * @param {string} name the await's
+   * @param {unknown} payload what fits its schema
+   * @returns {Promise<AwaitReceipt>}
+   */
+  resolve(name, payload) { return this.#asked((api) => api.resolveAwait(this.id, name, payload)); }
+
+  /**
+   * Runs the last turn again. For another try after a lost answer give the same `clientMsgId`.
+   * @param {number} turn
+   * @param {{clientMsgId?: string}} [options]
+   * @returns {Promise<TurnReceipt>} whose `turn` is the new one
+   */
+  regenerate(turn, { clientMsgId = this.#options.newId() } = {}) {
+    return this.#asked((api) => api.regenerateTurn(this.id, turn, clientMsgId));
   }
 
   /** Puts the page before the oldest record in front of `records`. False if there is none, or it cannot be had now. */
@@ -168,6 +196,16 @@ export class Room {
 
   /** Messages on their way, whenever one has changed. @param {(entries: Entry[]) => void} listener */
   onOutgoing(listener) { return this.#conversation.on('outbox', () => listener(this.outgoing)); }
+
+  /**
+   * @template T
+   * @param {(api: Http) => Promise<T>} call what may be sent again
+   * @returns {Promise<T>}
+   */
+  #asked(call) {
+    const { api, clock, random } = this.#options;
+    return obeyDirectives(() => call(api), { clock, random, stopped: () => this.#left !== null });
+  }
 
   /** @param {(change: RecordsChange) => void} listener */
   #onRecords(listener) { return this.#conversation.on('records', listener); }

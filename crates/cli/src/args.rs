@@ -35,6 +35,11 @@ pub(crate) enum Command {
     Create(CreateArgs),
     /// Send a message. Sent again with the same id until it is acknowledged or the budget is spent.
     Send(SendArgs),
+    /// Show a turn of a session, cancel it, answer what it waits for, or run it again.
+    Turn {
+        #[command(subcommand)]
+        command: TurnCommand,
+    },
     /// Watch a conversation live; resumes by itself.
     Tail(TailArgs),
     /// Show a page of a conversation's log, oldest first.
@@ -173,7 +178,7 @@ pub(crate) enum Can {
     Read,
     /// Send messages and events.
     Send,
-    /// Nothing yet: starting, cancelling and resolving turns.
+    /// Start turns, cancel them, and answer what they wait for.
     Run,
     /// Create conversations.
     Create,
@@ -228,6 +233,75 @@ pub(crate) struct SendArgs {
     pub(crate) client_msg_id: Option<ClientMsgId>,
     #[command(flatten)]
     pub(crate) target: TargetArgs,
+}
+
+/// Which conversation of which server.
+#[derive(Debug, Args)]
+pub(crate) struct OfArgs {
+    /// Where.
+    pub(crate) conversation: ConversationId,
+    #[command(flatten)]
+    pub(crate) target: TargetArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TurnCommand {
+    /// Where it stands: its steps, what it waits for, how it ended.
+    Show {
+        #[command(flatten)]
+        of: OfArgs,
+        /// Which: the number of its input, as `conch send` prints it.
+        turn: u64,
+    },
+    /// End it, queued, running or waiting.
+    Cancel {
+        #[command(flatten)]
+        of: OfArgs,
+        /// Which.
+        turn: u64,
+        /// What becomes of what it did: `keep` makes the text so far its answer, `rollback` hides all of it from later turns.
+        #[arg(long, default_value = "keep")]
+        mode: Mode,
+    },
+    /// Answer what it waits for.
+    Resolve {
+        #[command(flatten)]
+        of: OfArgs,
+        /// The await's name, as `await.opened` and `conch turn show` say it.
+        #[arg(value_name = "AWAIT")]
+        wait: String,
+        /// JSON that fits the await's schema, such as '{"approve":true}'; `-` reads it from standard input.
+        payload: String,
+    },
+    /// Run it again: it must be the last one that ended.
+    Regenerate {
+        #[command(flatten)]
+        of: OfArgs,
+        /// Which.
+        turn: u64,
+        /// The idempotency key; without it a fresh one.
+        #[arg(long, value_name = "ID")]
+        client_msg_id: Option<ClientMsgId>,
+    },
+}
+
+/// What becomes of what a cancelled turn did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// It stays.
+    Keep,
+    /// Later turns do not see it.
+    Rollback,
+}
+
+impl Mode {
+    /// The name on the wire.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Rollback => "rollback",
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -74,6 +74,7 @@ fn dispatch(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Restored(args) => block_on(commands::cluster::restored(&args, output)),
         Command::Leases(args) => block_on(commands::cluster::leases(&args, output)),
         Command::Send(args) => block_on(commands::send::run(&args, output)),
+        Command::Turn { command } => block_on(commands::turn::run(&command, output)),
         Command::Tail(args) => block_on(commands::tail::run(&args, output)),
         Command::History(args) => block_on(commands::history::run(&args, output)),
     }

@@ -335,6 +335,30 @@ for (const phoenix of ['phoenix', 'phoenix-1.7']) {
       assert.ok(longest.length > 0 && answer.body.text.startsWith(longest), `streamed "${longest}", answered "${answer.body.text}"`);
     });
 
+    test('a turn is approved, run again and cancelled', async () => {
+      await server.must(alice, 'PUT', '/v1/conversations/package-turns', { kind: 'session', agent: 'demo' });
+      const { room } = enter(client(alice), 'package-turns', { latest: 0 });
+      const waits = (seq) => until(async () => {
+        const { state, awaits } = await room.turn(seq);
+        return state === 'waiting' ? awaits[0] : undefined;
+      }, `turn ${seq} to wait`, 60_000);
+      const { seq } = await room.send({ text: '1 + 1, with my approval' });
+      const { await: name, schema } = await waits(seq);
+      assert.deepEqual(schema.required, ['approve']);
+      await assert.rejects(room.resolve(name, { approve: 'yes' }), { code: 'invalid_request', detail: /^payload\/approve: / });
+      const first = await room.resolve(name, { approve: true });
+      assert.deepEqual(await room.resolve(name, { approve: true }), { ...first, duplicate: true });
+      await assert.rejects(room.resolve(name, { approve: false }), { code: 'conflict', retry: null });
+      await until(() => room.turns.get(seq)?.state === 'completed', 'the turn to complete', 60_000);
+      await assert.rejects(room.cancel(seq), { code: 'conflict' });
+      const again = await room.regenerate(seq, { clientMsgId: 'again' });
+      assert.deepEqual(await room.regenerate(seq, { clientMsgId: 'again' }), { ...again, duplicate: true });
+      await waits(again.turn);
+      await room.cancel(again.turn, 'rollback');
+      const { state, cancelled } = await room.turn(again.turn);
+      assert.deepEqual([state, cancelled], ['cancelled', { mode: 'rollback', by: 'alice' }]);
+    });
+
     test('a token that is not accepted is said, after another was asked for', async () => {
       const asked = [];
       const conch = new Conch({

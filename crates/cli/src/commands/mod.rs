@@ -12,6 +12,7 @@ pub(crate) mod send;
 pub(crate) mod serve;
 pub(crate) mod tail;
 pub(crate) mod token;
+pub(crate) mod turn;
 pub(crate) mod verify;
 
 use std::time::Duration;

@@ -17,7 +17,7 @@ const INPUT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 pub(crate) async fn run(args: &SendArgs, output: &Output) -> Result<(), Failure> {
     let client = target::client(&args.target)?;
-    let text = if args.text == "-" { read_input()? } else { args.text.clone() };
+    let text = text_or_input(&args.text)?;
     let key = match &args.client_msg_id {
         Some(key) => key.to_string(),
         None => uuid::Uuid::now_v7().to_string(),
@@ -33,6 +33,11 @@ pub(crate) async fn run(args: &SendArgs, output: &Output) -> Result<(), Failure>
         let again = if result["duplicate"] == true { " (it was there already)" } else { "" };
         format!("#{} in {conversation}{again}", one_line(&result["seq"].to_string()))
     })
+}
+
+/// An argument; `-` stands for standard input.
+pub(super) fn text_or_input(argument: &str) -> Result<String, Failure> {
+    if argument == "-" { read_input() } else { Ok(argument.to_owned()) }
 }
 
 fn read_input() -> Result<String, Failure> {

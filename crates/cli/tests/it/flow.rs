@@ -99,6 +99,40 @@ fn every_command_prints_json_lines_and_the_documented_code() {
 }
 
 #[test]
+fn turns_are_shown_resolved_cancelled_and_run_again() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let mut serve = home.serve();
+    serve.args(["--set", "agents.demo.pace_ms=20"]);
+    let _node = home.start_with(serve);
+    assert_eq!(home.run(&["create", "desk", "--kind", "session", "--agent", "demo"]).code, 0);
+    let turn = seq(&home.run(&["send", "desk", "1 + 1, with my approval"])).to_string();
+    let in_state = |turn: &str, state: &str| {
+        until(&format!("turn {turn} to be {state}"), || {
+            Some(home.run(&["turn", "show", "desk", turn]).line()).filter(|shown| shown["state"] == state)
+        })
+    };
+    let wait = in_state(&turn, "waiting")["awaits"][0]["await"].as_str().expect("a name").to_owned();
+    let no_json = home.run(&["turn", "resolve", "desk", &wait, "yes"]);
+    assert_eq!(no_json.code, 2, "{no_json:?}");
+    let unfit = home.run(&["turn", "resolve", "desk", &wait, "{}"]);
+    assert_eq!(unfit.code, 3, "{unfit:?}");
+    let resolved = home.run(&["turn", "resolve", "desk", &wait, r#"{"approve":true}"#]);
+    assert_eq!((resolved.code, &resolved.line()["duplicate"]), (0, &false.into()), "{resolved:?}");
+    assert_eq!(in_state(&turn, "completed")["awaits"][0]["by"], "tester");
+    let late = home.run(&["turn", "cancel", "desk", &turn]);
+    assert_eq!(late.code, 3, "{late:?}");
+    let again = home.run(&["turn", "regenerate", "desk", &turn, "--client-msg-id", "again"]);
+    assert_eq!(again.code, 0, "{again:?}");
+    let second = again.line()["turn"].to_string();
+    in_state(&second, "waiting");
+    let cancelled = home.run(&["turn", "cancel", "desk", &second, "--mode", "rollback"]);
+    assert_eq!((cancelled.code, cancelled.line()["turn"].to_string()), (0, second.clone()), "{cancelled:?}");
+    assert_eq!(in_state(&second, "cancelled")["cancelled"]["mode"], "rollback");
+    assert_eq!(in_state(&turn, "superseded")["superseded"]["reason"], "regenerate");
+}
+
+#[test]
 fn nodes_are_listed_and_a_dead_one_can_be_expelled() {
     let scratch = tempfile::tempdir().expect("a directory");
     let home = Home::new(scratch.path());

@@ -4,8 +4,8 @@
 //! joins one. The journal of a turn is the conversation's own log: [`journal`] says which records, under which keys. The
 //! [`TurnMachine`] folds the log and decides what is appended and run next; [`TurnCheckpoint`] is its state between
 //! thaws. A runner that goes on with a turn finds what is done in its [`replay::Replay`]; what a model sees of the
-//! conversation is [`context`]; [`live`] holds what is streamed beside the log; [`demo`] is the script of the agent that
-//! always exists.
+//! conversation is [`context`], and what somebody who asks is shown of a turn [`overview`]; [`live`] holds what is streamed
+//! beside the log; [`demo`] is the script of the agent that always exists.
 //!
 //! Deliberately absent: tasks, sleeping and the calls to a model or a tool. The shell's runner does those.
 
@@ -19,6 +19,7 @@ mod due;
 pub mod journal;
 pub mod live;
 mod machine;
+pub mod overview;
 pub mod replay;
 pub mod result;
 mod running;
@@ -30,6 +31,8 @@ mod context_tests;
 mod live_tests;
 #[cfg(test)]
 mod machine_tests;
+#[cfg(test)]
+mod overview_tests;
 
 pub use checkpoint::{CHECKPOINT_MAX_BYTES, CHECKPOINT_VERSION, InvalidCheckpoint, RunningTurn, TurnCheckpoint};
 pub use due::Due;

@@ -19,7 +19,7 @@ pub enum Permission {
     Read,
     /// Messages, events, typing.
     Send,
-    /// Nothing yet: starting, cancelling and resolving turns.
+    /// Starting turns, running them again, cancelling them, and answering what they wait for.
     Run,
     /// Create the conversation.
     Create,

@@ -53,7 +53,7 @@ pub(super) async fn send(
 }
 
 /// The key from the body or the `Idempotency-Key` header; both must agree.
-fn idempotency_key(headers: &HeaderMap, from_body: Option<String>) -> Result<String, Refusal> {
+pub(super) fn idempotency_key(headers: &HeaderMap, from_body: Option<String>) -> Result<String, Refusal> {
     let refuse = |detail: &str| Refusal::new(Code::UnprocessableRequest, detail);
     let mut values = headers.get_all("idempotency-key").iter();
     let from_header = match values.next() {

@@ -20,6 +20,7 @@ mod operations;
 mod socket;
 mod stall;
 mod streams;
+mod turns;
 mod unread;
 
 #[cfg(test)]
@@ -63,12 +64,16 @@ pub use listener::{ListenError, Listener};
 pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/conversations", &["GET"]),
     ("/v1/conversations/{id}", &["GET", "PATCH", "PUT"]),
+    ("/v1/conversations/{id}/awaits/{await}", &["POST"]),
     ("/v1/conversations/{id}/cursor", &["PUT"]),
     ("/v1/conversations/{id}/members", &["GET"]),
     ("/v1/conversations/{id}/members/{sub}", &["DELETE", "PUT"]),
     ("/v1/conversations/{id}/messages", &["GET", "POST"]),
     ("/v1/conversations/{id}/presence", &["GET"]),
     ("/v1/conversations/{id}/stream", &["GET"]),
+    ("/v1/conversations/{id}/turns", &["POST"]),
+    ("/v1/conversations/{id}/turns/{turn}", &["GET"]),
+    ("/v1/conversations/{id}/turns/{turn}/cancel", &["POST"]),
     ("/v1/nodes", &["GET"]),
     ("/v1/nodes/events", &["GET"]),
     ("/v1/nodes/owned", &["GET"]),
@@ -414,12 +419,16 @@ impl Gateway {
                 "/v1/conversations/{id}",
                 put(conversations::create).get(conversations::show).patch(conversations::patch),
             )
+            .route("/v1/conversations/{id}/awaits/{await}", post(turns::resolve))
             .route("/v1/conversations/{id}/cursor", put(members::move_cursor))
             .route("/v1/conversations/{id}/members", get(members::list))
             .route("/v1/conversations/{id}/members/{sub}", put(members::add).delete(members::remove))
             .route("/v1/conversations/{id}/messages", post(messages::send).get(messages::history))
             .route("/v1/conversations/{id}/presence", get(members::presence))
             .route("/v1/conversations/{id}/stream", get(streams::conversation))
+            .route("/v1/conversations/{id}/turns", post(turns::start))
+            .route("/v1/conversations/{id}/turns/{turn}", get(turns::show))
+            .route("/v1/conversations/{id}/turns/{turn}/cancel", post(turns::cancel))
             .route("/v1/nodes", get(nodes::list))
             .route("/v1/nodes/events", get(nodes::survey::events))
             .route("/v1/nodes/owned", get(nodes::survey::owned))

@@ -45,7 +45,7 @@ use crate::owner::commit::{self, Committer};
 use crate::owner::{self, Charge, End, Follow, OnPublished, OwnerHandle, Tenure, moved, store_refusal};
 use crate::rules::Rule;
 use crate::turn::agents::Agents;
-use crate::turn::schema;
+use crate::turn::{lookup, schema};
 pub use sighting::{READ_WITHIN, Sighting};
 
 /// How long an owner elsewhere may take to hear that its conversation has changed.
@@ -295,10 +295,17 @@ impl Router {
     ///
     /// # Errors
     /// As [`Router::append`]; a conflict that says what became of the turn or await; `invalid_request` for an answer that does
-    /// not fit the await's schema.
+    /// not fit the await's schema; `idempotency_key_reused` for a request to run a turn again under a key of something else.
     pub async fn turn(&self, conversation: &ConvRef, ask: TurnAsk) -> Result<Vec<Receipt>, Refusal> {
-        if let TurnAsk::Resolve(answer) = &ask {
-            schema::fits(&*self.shared.node.store, conversation, answer).await?;
+        let store = &*self.shared.node.store;
+        match &ask {
+            TurnAsk::Resolve(answer) => schema::fits(store, conversation, answer).await?,
+            TurnAsk::Regenerate(again) => {
+                if let Some(receipt) = lookup::written(store, conversation, &again.draft()).await? {
+                    return Ok(vec![receipt]);
+                }
+            }
+            TurnAsk::Cancel(_) => {}
         }
         self.turn_within(conversation, ask, Hops::START, self.shared.node.limits.route_budget).await
     }

@@ -44,6 +44,8 @@ const PAGE: usize = 200;
 const CONTEXT_MAX_RECORDS: usize = 2_000;
 /// Most bytes of their bodies.
 const CONTEXT_MAX_BYTES: usize = 4 * 1024 * 1024;
+/// Most runs of one turn, one after the other, behind which its input is looked for.
+const RUNS_AGAIN_MAX: usize = 100;
 
 /// How a step begins.
 #[derive(Debug, Clone, PartialEq)]
@@ -176,7 +178,7 @@ impl TurnContext {
         Ok(step)
     }
 
-    /// The turn's input.
+    /// What the turn is to answer: its input or, where that asks for another run of a turn, what that turn was to answer.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -184,7 +186,14 @@ impl TurnContext {
         if let Some(input) = &self.input {
             return Ok(input.clone());
         }
-        let input = self.record(self.run.turn).await?;
+        let mut input = self.record(self.run.turn).await?;
+        // Anybody may send an event that looks as if it asked for that: only what lies before it is looked at.
+        for _ in 0..RUNS_AGAIN_MAX {
+            let Some(of) = journal::regenerates(&input.body).filter(|of| *of < input.seq) else { break };
+            let before = self.found(of).await?;
+            let Some(before) = before.filter(|record| journal::is_input(record.kind, &record.sender)) else { break };
+            input = before;
+        }
         self.input = Some(input.clone());
         Ok(input)
     }
@@ -349,10 +358,13 @@ impl TurnContext {
     }
 
     async fn record(&mut self, seq: Seq) -> Result<Record, Halt> {
+        self.found(seq).await?.ok_or_else(|| Halt::failed(format!("there is no record {seq}")))
+    }
+
+    async fn found(&mut self, seq: Seq) -> Result<Option<Record>, Halt> {
         let before = Seq(seq.0.saturating_sub(1));
         let read = self.range(Direction::After(before), &[], 1).await?;
-        let found = read.records.into_iter().find(|record| record.seq == seq);
-        found.ok_or_else(|| Halt::failed(format!("there is no record {seq}")))
+        Ok(read.records.into_iter().find(|record| record.seq == seq))
     }
 
     async fn range(&mut self, direction: Direction, kinds: &[RecordKind], limit: usize) -> Result<Records, Halt> {

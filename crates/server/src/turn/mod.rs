@@ -10,6 +10,7 @@ pub mod agent;
 pub mod agents;
 pub mod context;
 pub mod demo;
+pub mod lookup;
 pub mod model;
 pub mod port;
 pub mod runner;

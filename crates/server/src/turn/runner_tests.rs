@@ -581,3 +581,16 @@ async fn a_panic_ends_the_run_and_nothing_else() {
     let outcome = does(|_| Deed::Panic).run("own").await;
     assert_eq!(outcome, RunOutcome::Unfinished("the agent panicked".to_owned()));
 }
+
+#[tokio::test]
+async fn a_turn_that_is_run_again_answers_what_the_first_one_was_asked() {
+    let again = |seq: u64, of: u64| Record {
+        kind: RecordKind::Event,
+        body: journal::regenerate_body(Seq(of)),
+        ..input(seq, "")
+    };
+    let owner =
+        Arc::new(Owner { log: Mutex::new(vec![input(3, "6 * 7"), again(5, 3), again(7, 5)]), ..Owner::new("") });
+    assert_eq!(owner.run("demo").await, RunOutcome::Completed);
+    assert!(owner.log.lock().expect("not poisoned").iter().any(|record| record.body.as_str().contains("6 * 7 is 42")));
+}

@@ -8,15 +8,16 @@
 
 use std::fmt::Display;
 
-use conch_core::ids::{ConvRef, Seq, Subject};
+use conch_core::ids::{ConvRef, Subject};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::turn::cancel::Resolve;
 use conch_core::turn::journal;
-use conch_store::{Direction, RangeQuery, Store, StoreError};
+use conch_store::{Store, StoreError};
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
 use crate::owner::store_refusal;
+use crate::turn::lookup;
 
 /// Most characters of what is said about a schema or a payload.
 const PROBLEM_MAX_CHARACTERS: usize = 300;
@@ -80,10 +81,7 @@ pub async fn fits(store: &dyn Store, conversation: &ConvRef, answer: &Resolve) -
 async fn schema_of(store: &dyn Store, conversation: &ConvRef, answer: &Resolve) -> Result<Option<Value>, StoreError> {
     let (sender, key) = (Subject::system(journal::AWAIT_SENDER), answer.draft().client_msg_id);
     let Some(opened) = store.find(conversation, &sender, &key).await? else { return Ok(None) };
-    let direction = Direction::After(Seq(opened.seq.0.saturating_sub(1)));
-    let query = RangeQuery { conversation: conversation.clone(), direction, limit: 1, kinds: Vec::new() };
-    let page = store.range(&query).await?;
-    let record = page.and_then(|page| page.records.into_iter().find(|record| record.seq == opened.seq));
+    let record = lookup::record_at(store, conversation, opened.seq).await?;
     Ok(record.and_then(|record| journal::schema_of(&record.body)))
 }
 

@@ -29,12 +29,32 @@ const CALLS: &[(&str, &str, Permission)] = &[
     ("GET", "/stream", Read),
 ];
 
+/// The same for what only a session has: elsewhere whoever is allowed to call is told that there is no turn.
+const TURN_CALLS: &[(&str, &str, Permission)] = &[
+    ("POST", "/turns", Run),
+    ("GET", "/turns/1", Read),
+    ("POST", "/turns/1/cancel", Run),
+    ("POST", "/awaits/1-m1", Run),
+];
+
+fn calls() -> impl Iterator<Item = (&'static str, &'static str, Permission)> {
+    CALLS.iter().chain(TURN_CALLS).copied()
+}
+
+/// Whether a call was let in.
+fn is_let_in(rest: &str, answer: &Answer) -> bool {
+    let there_is_no_turn = matches!(answer.status, 404 | 409);
+    answer.status < 300 || there_is_no_turn && TURN_CALLS.iter().any(|(_, call, _)| *call == rest)
+}
+
 fn body(method: &str, call: &str) -> Value {
     match (method, call) {
         ("PUT", "") => json!({"kind": "channel"}),
         ("PATCH", "") => json!({"title": "taken"}),
         ("PUT", "/cursor") => json!({"seq": 0}),
         ("POST", "/messages") => json!({"client_msg_id": "k", "body": {"text": "let me in"}}),
+        ("POST", "/turns") => json!({"client_msg_id": "k", "input": {"text": "let me in"}}),
+        ("POST", "/awaits/1-m1") => json!({"payload": "let me in"}),
         _ => json!({}),
     }
 }
@@ -48,8 +68,8 @@ fn every_route_is_in_the_table() {
     for (path, methods) in ROUTES {
         let Some(rest) = path.strip_prefix("/v1/conversations/{id}") else { continue };
         for method in *methods {
-            let rest = rest.replace("{sub}", "dave");
-            assert!(CALLS.iter().any(|(m, r, _)| m == method && *r == rest), "{method} {path}");
+            let rest = rest.replace("{sub}", "dave").replace("{turn}", "1").replace("{await}", "1-m1");
+            assert!(calls().any(|(m, r, _)| m == *method && r == rest), "{method} {path}");
         }
     }
 }
@@ -73,7 +93,7 @@ async fn bad_tokens_open_no_route() {
     let mut clients = vec![node.stranger()];
     clients.extend(tokens.iter().map(|token| Client::new(node.started.listen, Some((*token).to_owned()))));
     for client in &clients {
-        for (method, rest, _) in CALLS {
+        for (method, rest, _) in calls() {
             let answer = call(client, method, "c", rest).await;
             assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
             answer.problem(401, "unauthenticated");
@@ -122,9 +142,9 @@ async fn every_call_takes_its_own_permission() {
     owner.channel_of("c", &["member"]).await;
     owner.channel("other").await;
     let all_but = |permission: Permission| Permission::ALL.into_iter().filter(move |other| *other != permission);
-    for (method, rest, permission) in CALLS {
-        let id = if *permission == Create { "new" } else { "c" };
-        let others: Vec<Permission> = all_but(*permission).collect();
+    for (method, rest, permission) in calls() {
+        let id = if permission == Create { "new" } else { "c" };
+        let others: Vec<Permission> = all_but(permission).collect();
         let refused = [
             ("no grant", node.client_with("mallory", &[])),
             ("every other permission", node.client_with("mallory", &[(id, &others)])),
@@ -140,13 +160,13 @@ async fn every_call_takes_its_own_permission() {
         let member = call(&member, method, id, rest);
         if !matches!(permission, Read | Send) {
             member.await.problem(403, "forbidden");
-        } else if *rest != "/stream" {
-            assert!(member.await.status < 300, "{method} {rest}");
+        } else if rest != "/stream" {
+            assert!(is_let_in(rest, &member.await), "{method} {rest}");
         }
-        if *rest != "/stream" {
-            let client = node.client_with("granted", &[(id, &[*permission])]);
+        if rest != "/stream" {
+            let client = node.client_with("granted", &[(id, &[permission])]);
             let answer = call(&client, method, id, rest).await;
-            assert!(answer.status < 300, "{method} {rest}: {answer:?}");
+            assert!(is_let_in(rest, &answer), "{method} {rest}: {answer:?}");
         }
     }
     let reader = node.client_with("granted", &[("c", &[Read])]);
@@ -158,8 +178,8 @@ async fn a_refusal_does_not_tell_whether_the_conversation_exists() {
     let node = Node::start().await;
     node.client("alice").channel("there").await;
     let mallory = node.client_with("mallory", &[]);
-    for (method, rest, _) in CALLS {
-        if (*method, *rest) == ("PUT", "") {
+    for (method, rest, _) in calls() {
+        if (method, rest) == ("PUT", "") {
             continue;
         }
         let there = call(&mallory, method, "there", rest).await.problem(403, "forbidden");
@@ -196,23 +216,44 @@ async fn every_channel_event_takes_its_permission() {
         let reply = socket.push("conversation:c", event, payload).await;
         match event {
             "message" | "typing" => drop(reply.refused("forbidden")),
+            event if takes_a_grant(event) => drop(reply.refused("forbidden")),
             _ => drop(reply.response("ok")),
         }
     }
     let mut socket = Socket::joined(&node, &node.client_with("member", &[]), "c").await;
     for (event, payload) in events() {
-        socket.push("conversation:c", event, payload).await.response("ok");
+        let reply = socket.push("conversation:c", event, payload).await;
+        if takes_a_grant(event) {
+            reply.refused("forbidden")
+        } else {
+            reply.response("ok")
+        };
+    }
+    let mut socket = Socket::joined(&node, &node.client_with("runner", &[("c", &[Read, Run])]), "c").await;
+    for (event, payload) in events().into_iter().filter(|(event, _)| takes_a_grant(event)) {
+        // Let in, and told that a channel has no turns.
+        let reply = socket.push("conversation:c", event, payload).await;
+        let code = reply.response("error")["code"].as_str().expect("a code").to_owned();
+        assert!(matches!(code.as_str(), "conflict" | "not_found"), "{event}: {code}");
     }
     assert_eq!(owner.log("c").await.len(), 1, "the member's alone");
 }
 
-fn events() -> [(&'static str, Value); 4] {
+fn events() -> [(&'static str, Value); 7] {
     [
         ("message", json!({"client_msg_id": "k", "body": {"text": "hi"}})),
         ("history", json!({})),
         ("cursor", json!({"seq": 0})),
         ("typing", json!({})),
+        ("turn.cancel", json!({"turn": 1})),
+        ("turn.regenerate", json!({"turn": 1, "client_msg_id": "again"})),
+        ("await.resolve", json!({"await": "1-m1", "payload": 1})),
     ]
+}
+
+/// Whether a grant is needed, membership being too little.
+fn takes_a_grant(event: &str) -> bool {
+    event.starts_with("turn.") || event.starts_with("await.")
 }
 
 #[tokio::test]

@@ -15,4 +15,5 @@ mod operations;
 mod phoenix;
 mod sockets;
 mod survey;
+mod turn_calls;
 mod turns;

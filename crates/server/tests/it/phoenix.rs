@@ -113,7 +113,7 @@ async fn history_cursors_and_what_is_not_built() {
     assert_eq!(socket.push(TOPIC, "cursor", json!({"seq": 1})).await.response("ok"), &json!({"seq": 3}));
     socket.push(TOPIC, "cursor", json!({"seq": 6})).await.refused("invalid_request");
     socket.push(TOPIC, "cursor", json!({})).await.refused("invalid_request");
-    for event in ["turn.cancel", "await.resolve", "token", "shout", "phx_error", "presence_state", "caught_up"] {
+    for event in ["turn.start", "token", "shout", "phx_error", "presence_state", "caught_up"] {
         assert!(socket.push(TOPIC, event, json!({})).await.refused("not_found")["retry"].is_null(), "{event}");
     }
     socket.push("conversation:other", "message", message("k", "hi")).await.refused("not_found");

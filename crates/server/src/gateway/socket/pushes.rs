@@ -1,4 +1,4 @@
-//! Pushes on a joined channel: messages, history, cursors, typing.
+//! Pushes on a joined channel: messages, history, cursors, typing, and what is asked of turns.
 //!
 //! A message goes straight to its owner's queue when the owner runs here, in the order of the socket's frames. While it
 //! does not (a claim is under way), the topic's pushes gather in a [`Lane`] and go one after another, so that the order
@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use conch_core::ids::ConvRef;
+use conch_core::ids::{ConvRef, Seq};
 use conch_core::record::{Draft, RecordKind};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::Receipt;
+use conch_core::turn::cancel::CancelMode;
 use conch_core::wire::phoenix::{ClientFrame, Status};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -53,6 +54,28 @@ struct HistoryPush {
 #[serde(deny_unknown_fields)]
 struct CursorPush {
     seq: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CancelPush {
+    turn: Seq,
+    mode: Option<CancelMode>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RegeneratePush {
+    client_msg_id: String,
+    turn: Seq,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResolvePush<'a> {
+    r#await: String,
+    #[serde(borrow)]
+    payload: &'a RawValue,
 }
 
 #[derive(Deserialize)]
@@ -192,7 +215,33 @@ impl Connection {
                 channel.reply(frame.reference.as_deref(), Status::Ok, "{}");
                 Ok(())
             }
+            "turn.cancel" | "turn.regenerate" | "await.resolve" => self.ask(channel, conversation, frame),
             _ => Err(not_built()),
+        }
+    }
+
+    /// What is asked of the conversation's turns; its owner decides.
+    fn ask(&self, channel: &Arc<Channel>, conversation: &ConvRef, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
+        match &*frame.event {
+            "turn.cancel" => {
+                let CancelPush { turn, mode } = parse(frame.payload)?;
+                self.answer_later(channel, frame, conversation, move |gateway, principal, conversation| async move {
+                    Ok(gateway.cancel_turn(&principal, &conversation, turn, mode).await?.to_json())
+                })
+            }
+            "turn.regenerate" => {
+                let RegeneratePush { client_msg_id: key, turn } = parse(frame.payload)?;
+                self.answer_later(channel, frame, conversation, move |gateway, principal, conversation| async move {
+                    Ok(gateway.regenerate_turn(&principal, &conversation, &key, turn).await?.to_json())
+                })
+            }
+            _ => {
+                let ResolvePush { r#await: wait, payload } = parse(frame.payload)?;
+                let payload = self.gateway.payload(payload)?;
+                self.answer_later(channel, frame, conversation, move |gateway, principal, conversation| async move {
+                    Ok(gateway.resolve_await(&principal, &conversation, &wait, payload).await?.to_json())
+                })
+            }
         }
     }
 

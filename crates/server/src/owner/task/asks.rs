@@ -9,9 +9,10 @@ use conch_core::sequencer::key_reused;
 use conch_core::turn::NotDone;
 use conch_core::turn::cancel::{Cancel, Regenerate, Resolve, TurnAsk};
 use conch_core::turn::journal;
-use conch_store::{Direction, Landed, RangeQuery, Store};
+use conch_store::{Landed, Store};
 
 use super::*;
+use crate::turn::lookup;
 
 impl Owner {
     pub(super) fn turn_ask(&mut self, ask: TurnAsk, reply: Reply) {
@@ -112,7 +113,7 @@ impl Log<'_> {
         let draft = journal::cancelled(cancel);
         let mut end = self.find(&draft.sender, &draft.client_msg_id).await?;
         if let Some(there) = end.filter(|there| there.body_hash == draft.body_hash) {
-            return Ok(Ok(vec![duplicate(there)]));
+            return Ok(Ok(vec![lookup::duplicate(there)]));
         }
         if end.is_none() {
             end = self.find(&Subject::system(journal::SUPERSEDE_SENDER), &draft.client_msg_id).await?;
@@ -125,7 +126,7 @@ impl Log<'_> {
     async fn resolved(&self, resolve: &Resolve) -> Result<Answer, StoreError> {
         let (id, draft) = (&resolve.id, resolve.draft());
         match self.find(&draft.sender, &draft.client_msg_id).await? {
-            Some(there) if there.body_hash == draft.body_hash => return Ok(Ok(vec![duplicate(there)])),
+            Some(there) if there.body_hash == draft.body_hash => return Ok(Ok(vec![lookup::duplicate(there)])),
             Some(there) => {
                 let detail = format!("await: {id} has been resolved in another way, or has expired, seq {}", there.seq);
                 return Ok(Err(Refusal::new(Code::Conflict, detail)));
@@ -142,11 +143,11 @@ impl Log<'_> {
     async fn regenerated(&self, again: &Regenerate) -> Result<Answer, StoreError> {
         let draft = again.draft();
         match self.find(&draft.sender, &draft.client_msg_id).await? {
-            Some(there) if there.body_hash == draft.body_hash => Ok(Ok(vec![duplicate(there)])),
+            Some(there) if there.body_hash == draft.body_hash => Ok(Ok(vec![lookup::duplicate(there)])),
             Some(_) => Ok(Err(key_reused())),
             None => {
                 let turn = again.turn;
-                let started = self.find(&Subject::system(journal::START_SENDER), &key_of(turn)).await?;
+                let started = self.find(&Subject::system(journal::START_SENDER), &lookup::key_of(turn)).await?;
                 if started.is_none() {
                     return self.no_turn(turn).await.map(Err);
                 }
@@ -168,22 +169,7 @@ impl Log<'_> {
     }
 
     async fn kind_at(&self, seq: Seq) -> Result<Option<RecordKind>, StoreError> {
-        let query = RangeQuery {
-            conversation: self.conversation.clone(),
-            direction: Direction::After(Seq(seq.0.saturating_sub(1))),
-            limit: 1,
-            kinds: Vec::new(),
-        };
-        let page = self.store.range(&query).await?;
-        let found = page.and_then(|page| page.records.into_iter().find(|record| record.seq == seq));
+        let found = lookup::record_at(self.store, self.conversation, seq).await?;
         Ok(found.map(|record| record.kind))
     }
-}
-
-fn key_of(turn: Seq) -> ClientMsgId {
-    turn.to_string().parse().expect("digits are a key")
-}
-
-fn duplicate(there: Landed) -> Receipt {
-    Receipt { seq: there.seq, epoch: there.epoch, at: there.at, outcome: Outcome::Duplicate }
 }

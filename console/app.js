@@ -148,12 +148,23 @@ export function startApp({ root, session, api, addresses, renew, onSignedOut }) 
       onCreate: isChannelId(id) ? () => found(conversation) : null,
       onPeople: () => showPeople(conversation),
       owners: new Owners({ id, api }),
-      regenerate: (turn) => obeying(() => api.regenerate(id, turn)),
+      turnActions: turnActions(id),
     });
     stage.replaceChildren(open.view.element);
     open.view.start();
     conversation.start();
     if (!summary) lookUp(id);
+  }
+
+  function turnActions(id) {
+    return {
+      cancel: (turn, mode) => obeying(() => api.cancelTurn(id, turn, mode)),
+      resolve: (name, payload) => obeying(() => api.resolveAwait(id, name, payload)),
+      regenerate: (turn) => {
+        const key = randomId();
+        return obeying(() => api.regenerateTurn(id, turn, key));
+      },
+    };
   }
 
   /** Opened by link, not in my list: its kind and title come from the server. */

@@ -20,9 +20,6 @@ export class Api extends Http {
     return { conversation: answer, isNew: status === 201 };
   }
 
-  /** Replaces the answer of the last turn by another one. */
-  regenerate(id, turn) { return this.call('POST', `${path(id)}/turns`, { regenerate: turn }); }
-
   members(id) { return this.call('GET', `${path(id)}/members${queryString({ limit: 500 })}`); }
 
   /** The nodes, for whoever has `admin` on everything; `forbidden` for others. */

@@ -77,7 +77,8 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
 
 const timeOf = (entry) => new Date(entry.created_at).toISOString();
 
-const isShown = (record) => record.kind === 'message' || record.kind === 'event';
+/** That a turn is run again shows by itself. */
+const isShown = ({ kind, body }) => kind === 'message' || (kind === 'event' && body?.type !== 'regenerate');
 
 const continues = (previous, record) =>
   previous?.sender === record.sender && Date.parse(record.at) - Date.parse(previous.at) < GROUP_MS;

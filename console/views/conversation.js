@@ -15,9 +15,9 @@ const FACES = 4;
 /**
  * `title()`: what it is called now. `admission`: whether I am a member, or will be by writing.
  * `onJoin()`: makes me a member. `onCreate()`: makes a channel of an id that nobody has, null where that cannot be.
- * `onPeople()`: opens the people dialog. `announce(text)`: to screen readers. `owners`: which node runs it. `regenerate(turn)`: a promise.
+ * `onPeople()`: opens the people dialog. `announce(text)`: to screen readers. `owners`: which node runs it. `turnActions`: see turn.js.
  */
-export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce, owners, regenerate }) {
+export function conversationView({ conversation, kind, me, title, admission, unreadAfter, storage, onRead, onJoin, onCreate, onPeople, announce, owners, turnActions }) {
   const heading = h('h1.stage-title', { tabindex: '-1' });
   const subtitle = h('p.stage-subtitle');
   const faces = h('span.faces');
@@ -32,14 +32,7 @@ export function conversationView({ conversation, kind, me, title, admission, unr
   });
   const stream = streamView({
     conversation, me, unreadAfter, onRead, onEdit: (body) => composer.put(body?.text ?? ''), intro: () => intro(kind(), title()),
-    turns: {
-      nodeOf: (epoch) => owners.nodeOf(epoch),
-      actions: {
-        cancel: (turn, mode) => conversation.cancelTurn(turn, mode),
-        resolve: (id, payload) => conversation.resolveAwait(id, payload),
-        regenerate,
-      },
-    },
+    turns: { nodeOf: (epoch) => owners.nodeOf(epoch), actions: turnActions },
   });
   const element = h('section.conversation', { data: { kind: kind() ?? '' } },
     h('header.stage-head', {}, h('a.icon-button.back', { href: '#/', 'aria-label': 'All conversations' }, icon('back')),

@@ -182,26 +182,6 @@ export class Conversation extends Emitter {
     return this.outbox.add({ text }) !== null;
   }
 
-  /**
-   * Ends a turn: no more is said or done in it once the promise has resolved. `keep`: what was said so far is the answer.
-   * @param {number} turn
-   * @param {'keep' | 'rollback'} [mode]
-   * @returns {Promise<any>} rejects with a Refusal; `conflict` if it had ended otherwise before
-   */
-  cancelTurn(turn, mode = 'keep') {
-    return this.#obeying(() => this.#channel.push('turn.cancel', { turn, mode }));
-  }
-
-  /**
-   * Answers what a turn waits for. The first answer counts; the same again is accepted, another one is a `conflict`.
-   * @param {string} id of the await
-   * @param {any} payload that fits its schema
-   * @returns {Promise<any>} rejects with a Refusal
-   */
-  resolveAwait(id, payload) {
-    return this.#obeying(() => this.#channel.push('await.resolve', { await: id, payload }));
-  }
-
   /** Tells the others, at most every three seconds. */
   isTyping() {
     const now = this.#clock.now();

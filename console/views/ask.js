@@ -6,7 +6,7 @@
  */
 import { h } from './dom.js';
 import { icon } from './icons.js';
-import { clockTime, sentence } from './format.js';
+import { clockTime, dayOf, fullTime, sentence } from './format.js';
 
 /** `resolve(await, payload)`: a promise of the server's answer. */
 export function askView({ resolve }) {
@@ -25,7 +25,7 @@ export function askView({ resolve }) {
 
 function openAsk(ask, resolve) {
   const error = h('p.form-error', { role: 'alert' });
-  const until = h('p.ask-until', {}, `Waits until ${clockTime(ask.expiresAt)}.`);
+  const until = h('p.ask-until', {}, `Waits until ${dayOf(ask.expiresAt) === dayOf(Date.now()) ? clockTime(ask.expiresAt) : fullTime(ask.expiresAt)}.`);
   const controls = h('div.ask-controls');
   const answer = async (payload) => {
     error.textContent = '';

@@ -83,7 +83,7 @@ export function turnView({ actions, nodeOf }) {
     end.hidden = ending === null;
     setText(end, ending ?? '');
     stop.hidden = discard.hidden = !isRunning || isInterrupted;
-    again.hidden = isRunning || isInterrupted || !isLatest || turn.state === 'superseded';
+    again.hidden = isRunning || isInterrupted || !isLatest || turn.state === 'superseded' || turn.mode === 'rollback';
   };
   return { element, update };
 }
@@ -113,7 +113,7 @@ function stepItems(turn, streaming, nodeOf) {
   return turn.steps
     .filter((step) => step.type !== 'model' || (step.done && step.text && step.text !== answer && step !== last))
     .filter((step) => step.type !== 'own' || step.output !== undefined)
-    .map((step) => ({ key: step.step, type: step.type, step, isOver, takenOverBy: step.type === 'takeover' ? nodeOf(step.epoch) : null }));
+    .map((step) => ({ key: step.step, type: step.type, step, halted: isOver ? 'not finished' : turn.state === 'waiting' ? 'waiting' : null, takenOverBy: step.type === 'takeover' ? nodeOf(step.epoch) : null }));
 }
 
 /** The model's words that nothing has followed yet: they stay where they were streamed until the answer or a tool call comes. */
@@ -156,23 +156,24 @@ function stepView({ type, step }, actions) {
   return { element, update };
 }
 
-function stepBody({ type, step, isOver, takenOverBy }, wasOpen) {
+function stepBody({ type, step, halted, takenOverBy }, wasOpen) {
   if (type === 'model') return h('div.step-words', {}, ...rich(step.text));
-  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Went on ${takenOverBy ? `on ${takenOverBy} · ` : 'in '}epoch ${step.epoch}`);
-  return toolCall(step, isOver, wasOpen);
+  if (type === 'takeover') return h('p.step-takeover', {}, icon('hop'), `Went on ${takenOverBy ? `at ${takenOverBy} · ` : 'in '}epoch ${step.epoch}`);
+  return toolCall(step, halted, wasOpen);
 }
 
-function toolCall(step, isOver, isOpen) {
+function toolCall(step, halted, isOpen) {
   const { name, input, output, attempt } = step;
   const repeated = attempt > 1 ? h('span.tool-attempt', { title: 'Called again with the same key' }, `call ${attempt}`) : null;
   return h('details', { open: isOpen },
-    h('summary', {}, icon('tool'), h('span.tool-name', {}, name ?? step.step), h('span.tool-input', {}, brief(input)), repeated, toolState(step, isOver)),
+    h('summary', {}, icon('tool'), h('span.tool-name', {}, name ?? step.step), h('span.tool-input', {}, brief(input)), repeated, toolState(step, halted)),
     h('dl', {}, h('dt', {}, 'Input'), h('dd', {}, h('pre', { tabindex: '0' }, pretty(input))),
       h('dt', {}, 'Output'), h('dd', {}, h('pre', { tabindex: '0' }, pretty(output)))));
 }
 
-function toolState({ done, status }, isOver) {
-  const [state, shape, words] = !done ? (isOver ? ['skipped', null, 'not finished'] : ['running', null, 'running'])
+/** `halted`: why a call that is not done is not running either, or null. */
+function toolState({ done, status }, halted) {
+  const [state, shape, words] = !done ? (halted ? ['halted', null, halted] : ['running', null, 'running'])
     : status === undefined ? ['done', 'check', 'done'] : [status, 'alert', status === 'unknown' ? 'outcome unknown' : status];
   return h('span.tool-state', { data: { state } }, shape ? icon(shape) : null, h(state === 'done' ? 'span.sr-only' : 'span', {}, words));
 }

@@ -32,6 +32,7 @@
  * @property {string} state running, waiting, completed, failed, cancelled or superseded
  * @property {string | null} reason
  * @property {string | null} detail of a failure, in words
+ * @property {'keep' | 'rollback' | null} mode of a cancelled one
  * @property {number | null} into the turn that this input joined, of a superseded one
  * @property {number | null} epoch of the owner that runs it, or that wrote last
  * @property {Step[]} steps
@@ -208,7 +209,7 @@ const LIVE = new Map([['delta', delta], ['turn.snapshot', snapshot], ['step.rese
 function fold(id, records, live = new Map(), resumed = 0) {
   /** @type {Turn} */
   const turn = {
-    id, agent: null, state: 'running', reason: null, detail: null, into: null, epoch: null, steps: [], answer: null, startedAt: null, endedAt: null,
+    id, agent: null, state: 'running', reason: null, detail: null, mode: null, into: null, epoch: null, steps: [], answer: null, startedAt: null, endedAt: null,
   };
   for (const record of records.sort((a, b) => a.seq - b.seq)) {
     runBy(turn, record.epoch);
@@ -218,7 +219,11 @@ function fold(id, records, live = new Map(), resumed = 0) {
   if (turn.endedAt !== null) return turn;
   runBy(turn, resumed);
   for (const { epoch } of live.values()) runBy(turn, epoch);
-  for (const [step, { text, attempt }] of live) turn.steps.push({ step, type: stepType(step), done: false, text, attempt });
+  for (const [step, { text, attempt }] of live) {
+    const announced = turn.steps.findIndex((known) => known.step === step);
+    const [known] = announced < 0 ? [] : turn.steps.splice(announced, 1);
+    turn.steps.push({ step, type: stepType(step), done: false, ...known, text, attempt });
+  }
   if (turn.steps.some(({ ask }) => ask?.answer === null)) turn.state = 'waiting';
   return turn;
 }
@@ -276,6 +281,7 @@ function ended(turn, { kind, body, at }) {
   turn.state = kind.slice('turn.'.length);
   turn.reason = body?.reason ?? null;
   turn.detail = body?.detail ?? null;
+  turn.mode = body?.mode ?? null;
   turn.into = body?.into ?? null;
   turn.endedAt = at;
 }

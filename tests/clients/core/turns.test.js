@@ -90,6 +90,16 @@ test('what the model asks for is shown before it is done, and a repeated call sa
   assert.deepEqual(steps().slice(1), [['m1.t0', 'pay', true, 2, 'unknown'], ['m1.t1', 'look', false, undefined, undefined]]);
 });
 
+test('a call that is tried again after a takeover keeps its name, and its place is after it', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.record(record(7, 'step.completed', { step: 'm1', type: 'model', output: '', calls: [{ name: 'pay', input: 1 }] }));
+  turns.live('turn.resumed', { turn: 5, epoch: 2 });
+  turns.live('step.reset', { turn: 5, step: 'm1.t0', epoch: 2, attempt: 2 });
+  const shown = turns.get(5).steps.map(({ step, name, done, attempt }) => [step, name, done, attempt]);
+  assert.deepEqual(shown.slice(1), [['epoch:2', undefined, true, undefined], ['m1.t0', 'pay', false, 2]]);
+});
+
 test('an open question makes a turn wait, its answer makes it go on', () => {
   const turns = new Turns();
   const ask = () => turns.get(5).steps.find((step) => step.ask)?.ask;

@@ -145,7 +145,7 @@ describe('a cluster', { timeout: 420_000 }, () => {
       assert.equal(await cluster.owner(node('b'), token, id), 'a');
       await page.locator('.turn-runner', { hasText: 'on a · epoch 1' }).waitFor();
       await node('a').kill();
-      await page.locator('.step-takeover', { hasText: /^Went on on [bc] · epoch 2$/ }).waitFor({ timeout: 30_000 });
+      await page.locator('.step-takeover', { hasText: /^Went on at [bc] · epoch 2$/ }).waitFor({ timeout: 30_000 });
       await shoot(page, 'session-takeover');
       await page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
       await shoot(page, 'session-outlived');

@@ -328,9 +328,13 @@ describe('the console', { timeout: 420_000 }, () => {
     await last().getByText('Stopped; nothing of it was kept.').waitFor();
     assert.equal(await last().locator('.answer').innerText(), '');
     await shoot(alice.page, 'session-stopped');
-    await last().getByRole('button', { name: 'Answer again' }).click();
+    assert.equal(await last().getByRole('button', { name: 'Answer again' }).isVisible(), false, 'what was taken back is asked anew');
+    await alice.say('What is 3 * 4?');
     await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
-    assert.equal(await alice.page.locator('.turn[data-state=superseded]').count(), 1);
+    await last().getByRole('button', { name: 'Answer again' }).click();
+    await alice.page.locator('.turn[data-state=superseded]').getByText('Replaced by a newer answer.').waitFor();
+    await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+    assert.match(await last().locator('.answer').innerText(), /12/);
   });
 
   test('the server is told to stop and starts again: the same, without a kill', async () => {

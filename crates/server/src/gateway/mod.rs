@@ -21,6 +21,7 @@ mod socket;
 mod stall;
 mod streams;
 mod unread;
+mod worker;
 
 #[cfg(test)]
 mod limits_tests;
@@ -41,6 +42,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
 
+use crate::agents::Callbacks;
 use crate::auth::extract;
 use crate::auth::grants::Principal;
 use crate::auth::origin::{OriginPolicy, Page};
@@ -74,6 +76,7 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/nodes/owned", &["GET"]),
     ("/v1/nodes/{name}/drain", &["POST"]),
     ("/v1/stream", &["GET"]),
+    ("/v1/worker/{token}/steps/{key}", &["POST"]),
     ("/v1/openapi.json", &["GET"]),
     ("/dev/login", &["POST"]),
 ];
@@ -102,6 +105,8 @@ pub struct Components {
     pub cursors: Cursors,
     /// The agents that a session may have.
     pub agents: Arc<Agents>,
+    /// Whose workers' callbacks are taken.
+    pub callbacks: Callbacks,
     /// The key of tokens.
     pub key: TokenKey,
     /// Whether the key is configured.
@@ -132,6 +137,7 @@ struct Shared {
     notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
+    callbacks: Callbacks,
     key: TokenKey,
     mode: Mode,
     origins: OriginPolicy,
@@ -253,6 +259,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            callbacks,
             key,
             mode,
             origins,
@@ -270,6 +277,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            callbacks,
             key,
             mode,
             origins,
@@ -420,6 +428,7 @@ impl Gateway {
             .route("/v1/nodes/owned", get(nodes::survey::owned))
             .route("/v1/nodes/{name}/drain", post(nodes::drain))
             .route("/v1/stream", get(streams::personal))
+            .route("/v1/worker/{token}/steps/{key}", post(worker::step))
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))
             .route("/socket/websocket", get(socket::upgrade))

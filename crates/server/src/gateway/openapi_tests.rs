@@ -46,6 +46,7 @@ fn every_call_is_described_and_nothing_else() {
 /// What the gateway answers to a request without a token.
 async fn answer(gateway: &Gateway, method: &Method, path: &str) -> StatusCode {
     let path = path.replace("{id}", "c").replace("{sub}", "s").replace("{name}", "n");
+    let path = path.replace("{token}", "t").replace("{key}", "k");
     let peer: SocketAddr = "127.0.0.1:1".parse().expect("an address");
     let request = Request::builder()
         .method(method)

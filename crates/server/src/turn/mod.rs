@@ -10,7 +10,6 @@ pub mod agent;
 pub mod agents;
 pub mod context;
 pub mod demo;
-pub mod model;
 pub mod port;
 pub mod runner;
 pub mod schema;

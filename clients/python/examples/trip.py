@@ -24,7 +24,7 @@ def run(turn: Turn) -> None:
         "approve",
         prompt=f"Book {train['train']} for {train['price']} EUR?",
         schema={"type": "object", "properties": {"approved": {"type": "boolean"}}, "required": ["approved"]},
-        expires_in_s=3600,
+        expires_in_s=float(os.environ.get("TRIP_EXPIRES_S", "3600")),
     )
     if answer.expired or not answer.payload.get("approved"):
         turn.message("Nothing was booked.")
@@ -43,4 +43,6 @@ def book(train: str, key: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    serve(Agent(os.environ["CONCH_WORKER_SECRET"], run)).serve_forever()
+    server = serve(Agent(os.environ["CONCH_WORKER_SECRET"], run), port=int(os.environ.get("CONCH_WORKER_PORT", "9000")))
+    print(f"listening on port {server.server_port}", flush=True)
+    server.serve_forever()

@@ -22,7 +22,7 @@ async function run(turn) {
   const answer = turn.wait('approve', {
     prompt: `Book ${train.train} for ${train.price} EUR?`,
     schema: { type: 'object', properties: { approved: { type: 'boolean' } }, required: ['approved'] },
-    expiresInMs: 3_600_000,
+    expiresInMs: Number(process.env.TRIP_EXPIRES_S ?? 3_600) * 1_000,
   });
   if (answer.expired || !answer.payload?.approved) {
     turn.message('Nothing was booked.');
@@ -45,4 +45,7 @@ function book(train, key) {
 
 const secret = process.env.CONCH_WORKER_SECRET;
 if (secret === undefined) throw new Error('CONCH_WORKER_SECRET is not set');
-createServer(handler({ secret, run })).listen(9000, '127.0.0.1');
+const server = createServer(handler({ secret, run }));
+server.listen(Number(process.env.CONCH_WORKER_PORT ?? 9000), '127.0.0.1', () => {
+  console.log(`listening on port ${/** @type {import('node:net').AddressInfo} */ (server.address()).port}`);
+});

@@ -44,6 +44,10 @@ codes! {
     IdempotencyKeyReused = "idempotency_key_reused", 409, "The idempotency key was used with another body";
     /// It exists with other properties.
     Conflict = "conflict", 409, "Conflict";
+    /// A step is in the journal with another input or output.
+    JournalMismatch = "journal_mismatch", 409, "The journal has another step of this name";
+    /// Another run of the turn has taken over, or the turn has ended.
+    StaleAttempt = "stale_attempt", 409, "The attempt is stale";
     /// More bytes than the limit.
     TooLarge = "too_large", 413, "Too large";
     /// Not JSON.

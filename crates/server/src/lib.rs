@@ -1,5 +1,6 @@
 //! The shell around `conch-core`: connections, tasks, clocks.
 
+pub mod agents;
 pub mod auth;
 mod bounded;
 pub mod canary;

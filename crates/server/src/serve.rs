@@ -13,6 +13,7 @@ use conch_core::lease::LeaseTiming;
 use conch_store::Store;
 use tokio::sync::watch;
 
+use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
@@ -109,11 +110,24 @@ pub async fn run(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
+    run_with(config, |agents| agents, started, stop).await
+}
+
+/// As [`run`], with agents of the caller's own: `embed` is given those of the configuration.
+///
+/// # Errors
+/// As [`ServeError`] lists.
+pub async fn run_with(
+    config: Config,
+    embed: impl FnOnce(Agents) -> Agents,
+    started: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<Ended, ServeError> {
     let key = stores::signing_key(&config, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
     let store = stores::open(&config, &key).await?;
-    run_on(store, key, config, started, stop).await
+    serve(store, key, config, embed, started, stop).await
 }
 
 /// As [`run`], on a store that is open already.
@@ -127,8 +141,20 @@ pub async fn run_on(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
-    let agents = Arc::new(config.agents()?);
+    serve(store, key, config, |agents| agents, started, stop).await
+}
+
+async fn serve(
+    store: Arc<dyn Store>,
+    key: SigningKey,
+    config: Config,
+    embed: impl FnOnce(Agents) -> Agents,
+    started: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<Ended, ServeError> {
     let listener = Listener::bind(config.listen).await?;
+    let callbacks = config.callbacks(&key, listener.addr());
+    let agents = Answering { agents: Arc::new(embed(config.agents(&callbacks)?)), callbacks };
     let metrics = Arc::new(Metrics::new());
     let readiness = Readiness::new();
     let progress = ProgressBoard::new(Duration::from_millis(config.limits.wedged_ms));
@@ -191,11 +217,17 @@ struct Assembled {
     open: OpenLink,
 }
 
+/// Who answers in sessions, and where workers among them call back.
+struct Answering {
+    agents: Arc<Agents>,
+    callbacks: Callbacks,
+}
+
 /// Puts together what routes, follows and answers, for clients and for other nodes.
 fn assemble(
     node: &Arc<Node>,
     port: LinkPort,
-    agents: Arc<Agents>,
+    Answering { agents, callbacks }: Answering,
     key: &SigningKey,
     config: &Config,
 ) -> Result<Assembled, ServeError> {
@@ -221,6 +253,7 @@ fn assemble(
         notices,
         cursors: Cursors::start(Arc::clone(node)),
         agents,
+        callbacks,
         key: TokenKey::new(&key.secret)?,
         mode: key.mode,
         origins: OriginPolicy { mode: key.mode, allowed: config.allowed_origins() },

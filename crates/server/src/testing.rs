@@ -9,6 +9,7 @@ use conch_core::record::{Draft, RecordKind};
 use conch_store::memory::MemoryStore;
 use conch_store::{NewConversation, NodeRow, Registration, Store};
 
+use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
 use crate::auth::token::TokenKey;
@@ -131,6 +132,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
         cursors: Cursors::start(Arc::clone(&node)),
         router,
         agents: Arc::new(Agents::default()),
+        callbacks: Callbacks::new(&Secret::new([7; 32]), "http://localhost".to_owned()),
         key: TokenKey::new(&Secret::new(vec![7; 32])).expect("long enough"),
         mode: Mode::Development,
         origins: OriginPolicy { mode: Mode::Development, allowed: Vec::new() },

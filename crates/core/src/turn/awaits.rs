@@ -42,6 +42,12 @@ impl AwaitId {
         self.turn
     }
 
+    /// The name of the step that waits.
+    #[must_use]
+    pub fn step(&self) -> &str {
+        self.text.split_once('-').map_or("", |(_, step)| step)
+    }
+
     /// The name.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -117,7 +123,7 @@ mod tests {
         assert_eq!(id, AwaitId::of(Seq(7), &StepId::tool(1, 0)));
         assert_eq!(id.turn(), Seq(7));
         let dashes: AwaitId = "12-ask-a-person".parse().expect("valid");
-        assert_eq!(dashes.turn(), Seq(12));
+        assert_eq!((dashes.turn(), dashes.step()), (Seq(12), "ask-a-person"));
         for bad in ["", "7", "-m1", "x-m1", "07-m1", "+7-m1", "7-"] {
             assert!(bad.parse::<AwaitId>().is_err(), "{bad}");
         }

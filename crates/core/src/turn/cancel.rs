@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::ids::{ClientMsgId, Seq, Subject};
+use crate::ids::{ClientMsgId, Epoch, Seq, Subject};
+use crate::turn::StepId;
 use crate::turn::awaits::AwaitId;
 
 /// What becomes of what a cancelled turn did.
@@ -68,6 +69,25 @@ pub enum TurnAsk {
     Resolve(Resolve),
     /// To run the last turn again.
     Regenerate(Regenerate),
+    /// To make a worker's step durable.
+    Step(OfferedStep),
+}
+
+/// A step that a worker has done outside of its owner's process, to be brought into the journal.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OfferedStep {
+    /// Of which turn.
+    pub turn: Seq,
+    /// The epoch of the run that asked the worker.
+    pub epoch: Epoch,
+    /// The attempt of that run. Whoever offers a step of another run is stale.
+    pub attempt: u32,
+    /// Which step.
+    pub step: StepId,
+    /// What it was done with; null: nothing.
+    pub input: Value,
+    /// What came of it.
+    pub output: Value,
 }
 
 /// The last turn is to be run again.

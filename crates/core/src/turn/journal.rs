@@ -5,6 +5,7 @@
 //! store's unique key admits one start, one result a step, one resolution an await and one end (invariants 9, 10 and 13),
 //! whoever retries.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
@@ -144,6 +145,33 @@ pub fn answer(turn: Seq, agent: &AgentName, text: &str) -> Draft {
 pub fn completed(turn: Seq) -> Draft {
     end(RecordKind::TurnCompleted, turn, &json!({}))
 }
+
+/// `turn.completed`, with what the agent keeps for the conversation's next turn. Null: nothing.
+#[must_use]
+pub fn completed_with(turn: Seq, state: &Value) -> Draft {
+    if state.is_null() { completed(turn) } else { end(RecordKind::TurnCompleted, turn, &json!({ "state": state })) }
+}
+
+/// What the conversation's agent kept when its last turn completed, out of these records of the log's end, which ascend. A turn
+/// that was run again keeps nothing. `None`: these records do not say.
+#[must_use]
+pub fn kept_state(records: &[Record], run_again: &mut BTreeSet<Seq>) -> Option<Value> {
+    for record in records.iter().rev() {
+        match (record.kind, record.turn) {
+            (RecordKind::TurnSuperseded, Some(turn)) if joined_into(record).is_none() => {
+                run_again.insert(turn);
+            }
+            (RecordKind::TurnCompleted, Some(turn)) if !run_again.contains(&turn) => {
+                return Some(record.body.to_value().get_mut("state").map_or(Value::Null, Value::take));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The kinds that [`kept_state`] looks at.
+pub const STATE_KINDS: [RecordKind; 2] = [RecordKind::TurnCompleted, RecordKind::TurnSuperseded];
 
 /// `turn.failed`.
 #[must_use]
@@ -306,6 +334,7 @@ fn key(text: &str) -> ClientMsgId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Epoch;
     use crate::turn::cancel::CancelReason;
     use crate::turn::result::{AskedCall, ToolStatus, Usage};
 
@@ -451,6 +480,28 @@ mod tests {
             assert_eq!(draft.body_hash, draft.body.hash(draft.kind));
             Body::parse(body, crate::body::Limits::default()).expect("what the server composes passes its own check");
         }
+    }
+
+    #[test]
+    fn the_state_of_the_last_turn_that_counts_is_kept() {
+        let record =
+            |seq, draft| Record::from_draft("c".parse().expect("valid"), Seq(seq), Epoch(1), Timestamp(0), draft);
+        let log = [
+            record(10, completed_with(Seq(1), &json!({ "n": 1 }))),
+            record(20, completed_with(Seq(11), &json!({ "n": 2 }))),
+            record(21, joined(Seq(12), Seq(11))),
+        ];
+        let kept = |log: &[Record]| kept_state(log, &mut BTreeSet::new());
+        assert_eq!(kept(&log), Some(json!({ "n": 2 })));
+        let again = [log.as_slice(), &[record(30, regenerated(Seq(11)))]].concat();
+        assert_eq!(kept(&again), Some(json!({ "n": 1 })), "what is run again begins where it began");
+        let cleared = [log.as_slice(), &[record(40, completed(Seq(31)))]].concat();
+        assert_eq!(kept(&cleared), Some(Value::Null));
+        assert_eq!(kept(&log[2..]), None);
+        // Page by page, the newest first.
+        let mut run_again = BTreeSet::new();
+        assert_eq!(kept_state(&again[1..], &mut run_again), None);
+        assert_eq!(kept_state(&again[..1], &mut run_again), Some(json!({ "n": 1 })));
     }
 
     #[test]

@@ -144,6 +144,16 @@ impl Replay {
         self.awaits.get(id).map(Option::as_ref)
     }
 
+    /// Every step that is done, by name.
+    pub fn steps(&self) -> impl Iterator<Item = (&StepId, &StepResult)> {
+        self.steps.iter()
+    }
+
+    /// Every await that was opened, by name, and what came of it.
+    pub fn awaits(&self) -> impl Iterator<Item = (&AwaitId, Option<&Resolution>)> {
+        self.awaits.iter().map(|(id, resolution)| (id, resolution.as_ref()))
+    }
+
     /// The inputs that joined the turn, in their order.
     #[must_use]
     pub fn joined(&self) -> &[Seq] {

@@ -11,6 +11,7 @@ use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
 use http::{HeaderMap, Uri};
 
 use super::token::TOKEN_MAX_BYTES;
+use crate::agents::CALLBACK_PATH;
 
 /// The subprotocol that a server selects when a client offers it with its token. A browser drops a socket whose server
 /// selects none of what was offered.
@@ -118,7 +119,8 @@ fn percent_decoded(text: &str) -> Option<String> {
 /// The URI's path and query for a log: whatever may be a token is replaced.
 #[must_use]
 pub fn redacted(uri: &Uri) -> String {
-    let Some(query) = uri.query() else { return uri.path().to_owned() };
+    let path = shown_path(uri.path());
+    let Some(query) = uri.query() else { return path };
     let secret = |name: &str| {
         // A name that only looks different after decoding may have been meant as one of these; so hide it as well.
         let name = percent_decoded(name).unwrap_or_default().to_ascii_lowercase();
@@ -128,7 +130,14 @@ pub fn redacted(uri: &Uri) -> String {
         Some((name, _)) if secret(name) => format!("{name}={REDACTED}"),
         _ => pair.to_owned(),
     });
-    format!("{}?{}", uri.path(), pairs.collect::<Vec<_>>().join("&"))
+    format!("{path}?{}", pairs.collect::<Vec<_>>().join("&"))
+}
+
+/// A worker's callback carries its proof in the path.
+fn shown_path(path: &str) -> String {
+    let Some(rest) = path.strip_prefix(CALLBACK_PATH) else { return path.to_owned() };
+    let after = rest.find('/').map_or("", |slash| &rest[slash..]);
+    format!("{CALLBACK_PATH}{REDACTED}{after}")
 }
 
 #[cfg(test)]

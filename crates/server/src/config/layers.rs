@@ -176,8 +176,8 @@ fn flatten(
     Ok(())
 }
 
-/// A parsed value without its position. What no setting uses (dates, floats, tables in arrays) becomes text, which is then
-/// refused where a number or list is needed.
+/// A parsed value without its position. A number that is none of ours becomes text, which is then refused where a number is
+/// needed.
 fn plain(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.to_string()),
@@ -189,7 +189,9 @@ fn plain(value: &DeValue<'_>) -> Value {
         DeValue::Boolean(boolean) => Value::Boolean(*boolean),
         DeValue::Datetime(datetime) => Value::Datetime(*datetime),
         DeValue::Array(items) => Value::Array(items.iter().map(|item| plain(item.get_ref())).collect()),
-        DeValue::Table(_) => Value::Table(toml::Table::new()),
+        DeValue::Table(inner) => Value::Table(
+            inner.iter().map(|(name, value)| (name.get_ref().to_string(), plain(value.get_ref()))).collect(),
+        ),
     }
 }
 

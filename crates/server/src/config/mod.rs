@@ -4,6 +4,7 @@
 //! Invariant: a `Config` that [`Config::load`] returns is complete and checked: every number is in its range, the ratios
 //! hold, and nothing that was written was ignored. A secret in it is never shown.
 
+pub mod agents;
 pub mod field;
 mod layers;
 mod parts;
@@ -14,13 +15,13 @@ mod values;
 use std::path::Path;
 
 pub use crate::auth::secret::{HIDDEN, Secret};
+pub use agents::{Agent, Agents};
 pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
 pub use reference::reference;
-pub use sections::{
-    Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
-};
-pub use values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
+pub use sections::{Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields};
+pub use values::{AdvertiseUrl, AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 
+use crate::agents::Callbacks;
 use crate::auth::secret::SECRET_MIN_BYTES;
 use field::Allowed;
 use layers::Layers;
@@ -40,17 +41,11 @@ impl Config {
         }
         layers::read_environment(env, &mut layers)?;
         layers::read_flags(flags, &mut layers)?;
-        Self::from_layers(&layers)
-    }
-
-    fn from_layers(layers: &Layers) -> Result<Self, ConfigError> {
-        let tree = toml::Value::Table(layers::to_tree(layers));
+        let tree = toml::Value::Table(layers::to_tree(&layers));
         // Each value was checked by itself; what can still be wrong is a name inside a key.
         let mut config: Self =
             tree.try_into().map_err(|error| ConfigError::Ratio(error.message().trim().to_owned()))?;
-        for (name, agent) in Agents::default().0 {
-            config.agents.0.entry(name).or_insert(agent);
-        }
+        config.agents.complete(env)?;
         config.check()?;
         Ok(config)
     }
@@ -79,7 +74,7 @@ impl Config {
             return Err(ConfigError::Ratio(format!("listen and ops_listen must differ; both are {}", self.listen)));
         }
         self.check_client_urls()?;
-        self.agents().map_err(|error| ConfigError::Ratio(error.to_string()))?;
+        self.check_agents()?;
         self.check_auth()?;
         self.check_leases()?;
         self.check_link()
@@ -97,6 +92,20 @@ impl Config {
             Some(other) => refused(format!("client_urls: {other} is not an http:// or https:// URL")),
             None => Ok(()),
         }
+    }
+
+    fn check_agents(&self) -> Result<(), ConfigError> {
+        for (name, agent) in &self.agents.0 {
+            agent.check_kind(name)?;
+            if agent.kind == AgentKind::Http && self.advertise_url.is_none() && self.listen.ip().is_unspecified() {
+                return Err(ConfigError::Ratio(format!(
+                    "agents.{name} is of kind http, and listen is {}, which workers cannot call: set advertise_url",
+                    self.listen
+                )));
+            }
+        }
+        let nowhere = Callbacks::new(&Secret::new([0; 32]), String::new());
+        self.agents(&nowhere).map(drop).map_err(|error| ConfigError::Ratio(error.to_string()))
     }
 
     fn check_leases(&self) -> Result<(), ConfigError> {

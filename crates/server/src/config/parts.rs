@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::ids::AgentName;
 use conch_core::sequencer::SequencerLimits;
 
 use super::{AgentKind, Config};
+use crate::agents::{Callbacks, ModelAgent, WorkerAgent};
 use crate::auth::origin::AllowedOrigin;
 use crate::auth::secret::{Mode, SigningKey};
 use crate::hub::HubLimits;
 use crate::link::{LinkKey, LinkLimits, LinkTlsFiles};
 use crate::node::OwnerLimits;
-use crate::turn::agents::{AgentConfig, AgentLimits, Agents, InvalidAgents};
+use crate::turn::agents::{AGENTS_MAX, AgentConfig, AgentLimits, Agents, InvalidAgents};
 
 impl Config {
     /// The pages that may call: what is listed, and those of the cluster's other nodes.
@@ -120,26 +123,47 @@ impl Config {
         self.link_advertise.as_ref().map_or_else(|| bound.to_string(), ToString::to_string)
     }
 
-    /// The agents, ready to run.
+    /// The agents, ready to run. Workers are told to call back as `callbacks` says.
     ///
     /// # Errors
     /// When there are too many; [`Config::check`] has ruled out the rest.
-    pub fn agents(&self) -> Result<Agents, InvalidAgents> {
-        let entry = |agent: &super::Agent| {
-            let config = match agent.kind {
-                AgentKind::Demo => AgentConfig::Demo { pace_ms: Some(agent.pace_ms) },
-            };
+    pub fn agents(&self, callbacks: &Callbacks) -> Result<Agents, InvalidAgents> {
+        let limits = |agent: &super::Agent| {
             let turn_time = Duration::from_secs(agent.turn_time_s);
-            (config, AgentLimits { turn_time, tokens: (agent.turn_tokens > 0).then_some(agent.turn_tokens) })
+            AgentLimits { turn_time, tokens: (agent.turn_tokens > 0).then_some(agent.turn_tokens) }
         };
-        let table: BTreeMap<_, _> = self.agents.0.iter().map(|(name, agent)| (name.clone(), entry(agent))).collect();
-        Agents::from_config(&table)
+        let of_kind = |kind| self.agents.0.iter().filter(move |(_, agent)| agent.kind == kind);
+        let demos: BTreeMap<_, _> = of_kind(AgentKind::Demo)
+            .map(|(name, agent)| (name.clone(), (AgentConfig::Demo { pace_ms: Some(agent.pace_ms) }, limits(agent))))
+            .collect();
+        if self.agents.0.len() > AGENTS_MAX {
+            return Err(InvalidAgents::TooMany(self.agents.0.len()));
+        }
+        let mut agents = Agents::from_config(&demos)?;
+        let broken = |name: &AgentName, problem| InvalidAgents::Setting { name: name.clone(), problem };
+        for (name, agent) in of_kind(AgentKind::Openai) {
+            let work = ModelAgent::new(agent).map_err(|problem| broken(name, problem))?;
+            agents = agents.with(name.clone(), limits(agent), Arc::new(work));
+        }
+        for (name, agent) in of_kind(AgentKind::Http) {
+            let work = WorkerAgent::new(agent, callbacks.clone()).map_err(|problem| broken(name, problem))?;
+            agents = agents.with(name.clone(), limits(agent), Arc::new(work));
+        }
+        Ok(agents)
+    }
+
+    /// Where workers call back, given what the public listener has bound.
+    #[must_use]
+    pub fn callbacks(&self, key: &SigningKey, bound: SocketAddr) -> Callbacks {
+        let base = self.advertise_url.as_ref().map_or_else(|| format!("http://{bound}"), |url| url.as_str().to_owned());
+        Callbacks::new(&key.secret, base)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::secret::Secret;
 
     /// The parts' own defaults, which tests and the simulation use, are those of the configuration.
     #[test]
@@ -156,7 +180,7 @@ mod tests {
         assert_eq!(config.limits.body().depth, conch_core::body::Limits::default().depth);
         let demo = &config.agents.0[&"demo".parse().expect("a name")];
         assert_eq!(Duration::from_millis(demo.pace_ms.into()), turn::demo::DEFAULT_PACE);
-        let agents = config.agents().expect("valid");
+        let agents = config.agents(&Callbacks::new(&Secret::new([0; 32]), String::new())).expect("valid");
         assert_eq!(agents.names().map(|name| name.as_str()).collect::<Vec<_>>(), ["demo"]);
         let limits = agents.limits(&"demo".parse().expect("a name"));
         assert_eq!(limits, AgentLimits::default());

@@ -1,18 +1,18 @@
 //! The sections of the configuration. One line per setting holds its meaning, type, default and allowed values.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use conch_core::body;
-use conch_core::ids::{AgentName, NodeName, Region};
+use conch_core::ids::{NodeName, Region};
 use conch_core::lease::LeaseTiming;
 use conch_core::wire::link::FRAME_MAX_BYTES;
 
+use super::agents::{Agent, Agents};
 use super::field::Allowed::{Range, Text};
 use super::field::section;
-use super::values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
+use super::values::{AdvertiseUrl, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 use crate::auth::origin::{AllowedOrigin, Origin};
 use crate::auth::secret::{Configured, Secret};
 
@@ -37,6 +37,8 @@ section! {
         listen: SocketAddr = fixed("127.0.0.1:4000"), Text("ADDRESS:PORT");
         /// Where /livez, /readyz and /metrics answer. It has no authentication: keep it off public networks.
         ops_listen: SocketAddr = fixed("127.0.0.1:4001"), Text("ADDRESS:PORT");
+        /// Where workers (agents of kind http) reach this node's public listener, or a load balancer before the cluster's; not set: listen, over http, which then must not be 0.0.0.0 or [::].
+        advertise_url: Option<AdvertiseUrl> = None, Text("http(s)://HOST[:PORT]");
         /// Where other nodes connect; not set: this node has no link. Never a public network. Loopback only until auth.secret, auth.secret_file, link.secret or the link's TLS files are set.
         link_listen: Option<SocketAddr> = None, Text("ADDRESS:PORT");
         /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
@@ -320,31 +322,6 @@ section! {
         hello_timeout_ms: u64 = 2_000, Range(50, MINUTE_MS);
         /// Milliseconds of a node's silence after which its connection is dropped; it is asked for a sign of life at a quarter of it.
         silence_ms: u64 = 3_000, Range(100, MINUTE_MS);
-    }
-}
-
-section! {
-    /// One agent.
-    Agent, "agents.NAME." {
-        /// What answers.
-        kind: AgentKind = AgentKind::Demo, Text("demo");
-        /// Milliseconds between two words of the demo agent's answer.
-        pace_ms: u16 = 120, Range(20, 2_000);
-        /// Seconds after which a turn fails that has not ended, waiting included.
-        turn_time_s: u64 = 86_400, Range(1, 2_592_000);
-        /// Tokens of a turn's model calls after which it makes no further one; 0: any number.
-        turn_tokens: u64 = 0, Range(0, 1_000_000_000_000);
-    }
-}
-
-/// The agents by name.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(transparent)]
-pub struct Agents(pub BTreeMap<AgentName, Agent>);
-
-impl Default for Agents {
-    fn default() -> Self {
-        Self(BTreeMap::from([(fixed("demo"), Agent::default())]))
     }
 }
 

@@ -65,7 +65,7 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
         ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\""),
         (
             "[agents.demo]\nspeed = 1\n",
-            "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, pace_ms, turn_time_s, turn_tokens",
+            "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, turn_time_s, turn_tokens, pace_ms, ",
         ),
         (
             "[limits]\nmessage_bytes = 'big'\n",
@@ -240,6 +240,16 @@ fn the_fields_are_exactly_the_configuration() {
     config.auth.secret_file = Some("x".into());
     config.link_listen = Some("127.0.0.1:4002".parse().expect("an address"));
     config.link_advertise = Some("node-1:4002".parse().expect("an address"));
+    config.advertise_url = Some("https://conch.example".parse().expect("a URL"));
+    let variable = || Some(agents::FromEnv::with_value("X", Secret::new([1; 32])));
+    config.agents.0.values_mut().for_each(|agent| {
+        for text in [&mut agent.base_url, &mut agent.model, &mut agent.system, &mut agent.url] {
+            *text = Some("x".to_owned());
+        }
+        (agent.api_key_env, agent.secret_env) = (variable(), variable());
+        (agent.temperature, agent.max_tokens) = (Some(agents::Temperature(0.5)), Some(1));
+        agent.silence_ms = Some(1_000);
+    });
     config.link.secret = Some(Secret::new([1; 32]));
     for file in [&mut config.link.tls_cert, &mut config.link.tls_key, &mut config.link.tls_ca] {
         *file = Some("x".into());
@@ -267,4 +277,115 @@ fn the_reference_is_up_to_date() {
         written == reference(),
         "docs/CONFIG.md is out of date; run CONCH_BLESS=1 cargo test -p conch-server reference"
     );
+}
+
+/// The environment of the agents that the tests declare: every variable holds a worker's secret, which is also a key.
+fn with_secrets(file: &str) -> Result<Config, ConfigError> {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let path = scratch.path().join("conch.toml");
+    std::fs::write(&path, file).expect("written");
+    let env = |name: &str| {
+        let is_secret = !name.starts_with("CONCH_") || name == "CONCH_WORKER_SECRET";
+        (is_secret && !name.starts_with("OPENAI_")).then(|| "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned())
+    };
+    Config::load(Some(&path), &env, Flags::default())
+}
+
+#[test]
+fn every_example_of_the_page_about_agents_is_a_configuration() {
+    let page = include_str!("../../../../docs/AGENTS.md");
+    let examples: Vec<&str> = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(examples.len(), 2);
+    for example in &examples {
+        with_secrets(example).unwrap_or_else(|error| panic!("{error}: {example}"));
+    }
+    let config = with_secrets(&examples.concat()).expect("both together");
+    let shown = config.effective_toml();
+    assert!(shown.contains("SUPPORT_API_KEY") && !shown.contains("MfKQ"), "{shown}");
+    assert_eq!(with_secrets(&shown).expect("its own output is valid"), config);
+    let tools = &config.agents.0[&"support".parse().expect("a name")].tools.0;
+    assert_eq!(tools[1].parameters.0["properties"]["ticket"]["type"], "string");
+}
+
+#[test]
+fn the_assistant_exists_where_the_environment_says_how_to_reach_a_model() {
+    let assistant = |env: &[(&str, &str)], file: Option<&str>| {
+        let config = load(file, env, Flags::default()).expect("valid");
+        config.agents.0.get(&"assistant".parse().expect("a name")).cloned()
+    };
+    assert_eq!(assistant(&[("OPENAI_MODEL", "x"), ("OPENAI_API_KEY", "")], None), None);
+    let hosted = assistant(&[("OPENAI_API_KEY", "k")], None).expect("a key is enough");
+    assert_eq!((hosted.base_url, hosted.model.as_deref()), (None, Some(agents::ASSISTANT_MODEL)));
+    assert_eq!(hosted.api_key_env.and_then(|from| from.value().cloned()), Some(Secret::new("k")));
+    let env = [("OPENAI_BASE_URL", "http://127.0.0.1:8080/v1"), ("OPENAI_MODEL", "small")];
+    let local = assistant(&env, None).expect("a server is enough");
+    assert_eq!((local.api_key_env, local.model.as_deref()), (None, Some("small")));
+    let own = assistant(&[("OPENAI_API_KEY", "k")], Some("[agents.assistant]\n")).expect("declared");
+    assert_eq!(own.kind, AgentKind::Demo, "the file's own");
+    let refused = load(None, &[("OPENAI_BASE_URL", "localhost")], Flags::default()).expect_err("no URL").to_string();
+    assert!(refused.starts_with("agents.assistant.base_url: \"localhost\" is not an http(s) URL"), "{refused}");
+}
+
+#[test]
+fn an_agents_settings_are_checked_by_its_kind_and_named() {
+    let model = "[agents.a]\nkind = 'openai'\nmodel = 'm'\n";
+    let worker = "[agents.a]\nkind = 'http'\nurl = 'http://h/'\nsecret_env = 'S'\n";
+    let tool =
+        |more: &str| format!("{model}[[agents.a.tools]]\nname = 't'\ndescription = 'd'\nurl = 'http://h/'\n{more}\n");
+    let cases = [
+        ("[agents.a]\nkind = 'openai'\n".to_owned(), "agents.a.model: must be set"),
+        (
+            format!("{model}pace_ms = 30\n"),
+            "agents.a.pace_ms: belongs to agents of kind demo; this one is of kind openai",
+        ),
+        (
+            "[agents.a]\nurl = 'http://h/'\n".to_owned(),
+            "agents.a.url: belongs to agents of kind http; this one is of kind demo",
+        ),
+        (format!("{model}url = 'http://h/'\n"), "agents.a.url: belongs to agents of kind http"),
+        (format!("{model}base_url = 'ftp://h'\n"), "agents.a.base_url: \"ftp://h\" is not an http(s) URL"),
+        (format!("{model}temperature = 3\n"), "agents.a.temperature: must be a number from 0 to 2"),
+        (format!("{model}max_steps = 0\n"), "agents.a.max_steps: is 0 (allowed: 1 to 500)"),
+        (
+            format!("{model}api_key_env = 'sk-hush'\n"),
+            "agents.a.api_key_env: must be the name of an environment variable",
+        ),
+        (
+            format!("{model}api_key_env = 'OPENAI_X'\n"),
+            "agents.a.api_key_env: the environment variable OPENAI_X is not set",
+        ),
+        (format!("{model}tools = 'x'\n"), "agents.a.tools: invalid type: string"),
+        (tool("x = 1"), "agents.a.tools: \"t\": unknown field `x`"),
+        (tool("timeout_ms = 1"), "agents.a.tools: \"t\": timeout_ms: is 1; must be 10 to 600000 milliseconds"),
+        (tool("on_unknown = 'hope'"), "agents.a.tools: \"t\": unknown variant `hope`"),
+        (tool("parameters = '{'"), "agents.a.tools: \"t\": parameters: is not JSON: "),
+        (tool("parameters = 7"), "agents.a.tools: \"t\": parameters: must be a table, or JSON as text"),
+        (tool("parameters = { type = 'thing' }"), "agents.a.tools: \"t\": parameters: schema/type: "),
+        (tool("headers = { conch-epoch = '1' }"), "agents.a.tools: \"t\": headers.conch-epoch: is set by Conch"),
+        (tool("headers = { 'a b' = '1' }"), "agents.a.tools: \"t\": headers.a b: is not a header's name"),
+        (
+            tool("headers_env = { authorization = 'OPENAI_X' }"),
+            "agents.a.tools: t: headers_env.authorization: the environment variable OPENAI_X",
+        ),
+        (tool("").replace("'http://h/'", "'h'"), "agents.a.tools: \"t\": url: \"h\" is not an http(s) URL"),
+        (tool("").replace("'t'", "'a b'"), "agents.a.tools: \"a b\": name: must be 1 to 64 of"),
+        (format!("{}{}", tool(""), &tool("")[model.len()..]), "agents.a.tools: \"t\": is there twice"),
+        ("[agents.a]\nkind = 'http'\n".to_owned(), "agents.a.url: must be set"),
+        (worker.replace("'http://h/'", "'h'"), "agents.a.url: \"h\" is not an http(s) URL"),
+        ("[agents.a]\nkind = 'http'\nurl = 'http://h/'\n".to_owned(), "agents.a.secret_env: must be set"),
+        (
+            format!("listen = '0.0.0.0:4000'\n{worker}"),
+            "agents.a is of kind http, and listen is 0.0.0.0:4000, which workers cannot call",
+        ),
+        (format!("{worker}attempts = 21\n"), "agents.a.attempts: is 21 (allowed: 1 to 20)"),
+    ];
+    for (file, expected) in cases {
+        let error = with_secrets(&file).expect_err(&file).to_string();
+        assert!(error.contains(expected) && !error.contains("hush"), "{file}: {error}");
+    }
+    let env = [("S", "hush")];
+    let error = load(Some(worker), &env, Flags::default()).expect_err("no secret").to_string();
+    assert_eq!(error, "agents.a.secret_env: the secret must begin with whsec_");
+    with_secrets(worker).expect("a worker");
+    with_secrets(&format!("advertise_url = 'https://h'\nlisten = '0.0.0.0:4000'\n{worker}")).expect("reachable");
 }

@@ -20,6 +20,7 @@ impl Setting for Secret {}
 impl Setting for AllowedOrigin {}
 impl Setting for Origin {}
 impl Setting for LinkAddr {}
+impl Setting for AdvertiseUrl {}
 impl Setting for LogFormat {}
 impl Setting for LogLevel {}
 impl Setting for AgentKind {}
@@ -199,6 +200,44 @@ impl<'de> Deserialize<'de> for LinkAddr {
     }
 }
 
+/// Where the public listener is reached: scheme, host and port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdvertiseUrl(String);
+
+impl AdvertiseUrl {
+    /// The URL, without a slash at its end.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for AdvertiseUrl {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || "must be http(s)://HOST[:PORT], such as https://conch.example".to_owned();
+        let url: reqwest::Url = text.parse().map_err(|_| refused())?;
+        let whole = url.host_str().is_some() && url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        let plain = url.username().is_empty() && url.password().is_none();
+        if !whole || !plain || !matches!(url.scheme(), "http" | "https") {
+            return Err(refused());
+        }
+        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
+    }
+}
+
+impl Serialize for AdvertiseUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for AdvertiseUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -245,6 +284,22 @@ impl LogLevel {
 pub enum AgentKind {
     /// The built-in agent that needs no model.
     Demo,
+    /// A model with an OpenAI-compatible API.
+    Openai,
+    /// A worker over HTTP.
+    Http,
+}
+
+impl AgentKind {
+    /// The name, as the file has it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Demo => "demo",
+            Self::Openai => "openai",
+            Self::Http => "http",
+        }
+    }
 }
 
 #[cfg(test)]
@@ -262,6 +317,20 @@ mod tests {
             assert!(text.parse::<LinkAddr>().is_err(), "{text}");
         }
         assert!(format!("{}:1", "h".repeat(254)).parse::<LinkAddr>().is_err());
+    }
+
+    #[test]
+    fn an_advertised_url_is_a_scheme_a_host_and_a_port() {
+        for (text, kept) in [
+            ("https://conch.example", "https://conch.example"),
+            ("http://10.0.0.7:4000/", "http://10.0.0.7:4000"),
+            ("http://[fd00::7]:4000", "http://[fd00::7]:4000"),
+        ] {
+            assert_eq!(text.parse::<AdvertiseUrl>().map(|url| url.0).as_deref(), Ok(kept));
+        }
+        for text in ["", "conch.example", "ws://h", "http://h/path", "http://h?x=1", "http://u:p@h", "http://"] {
+            assert!(text.parse::<AdvertiseUrl>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod stall;
 mod streams;
 mod turns;
 mod unread;
+mod worker;
 
 #[cfg(test)]
 mod limits_tests;
@@ -42,6 +43,7 @@ use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
 use tokio::sync::{Semaphore, watch};
 
+use crate::agents::Callbacks;
 use crate::auth::extract;
 use crate::auth::grants::Principal;
 use crate::auth::origin::{Origin, OriginPolicy, Page};
@@ -79,6 +81,7 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/nodes/owned", &["GET"]),
     ("/v1/nodes/{name}/drain", &["POST"]),
     ("/v1/stream", &["GET"]),
+    ("/v1/worker/{token}/steps/{key}", &["POST"]),
     ("/v1/openapi.json", &["GET"]),
     ("/dev/login", &["POST"]),
 ];
@@ -107,6 +110,8 @@ pub struct Components {
     pub cursors: Cursors,
     /// The agents that a session may have.
     pub agents: Arc<Agents>,
+    /// Whose workers' callbacks are taken.
+    pub callbacks: Callbacks,
     /// The key of tokens.
     pub key: TokenKey,
     /// Whether the key is configured.
@@ -139,6 +144,7 @@ struct Shared {
     notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
+    callbacks: Callbacks,
     key: TokenKey,
     mode: Mode,
     origins: OriginPolicy,
@@ -261,6 +267,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            callbacks,
             key,
             mode,
             origins,
@@ -279,6 +286,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            callbacks,
             key,
             mode,
             origins,
@@ -434,6 +442,7 @@ impl Gateway {
             .route("/v1/nodes/owned", get(nodes::survey::owned))
             .route("/v1/nodes/{name}/drain", post(nodes::drain))
             .route("/v1/stream", get(streams::personal))
+            .route("/v1/worker/{token}/steps/{key}", post(worker::step))
             .route("/v1/openapi.json", get(console::openapi))
             .route("/dev/login", post(development::login))
             .route("/socket/websocket", get(socket::upgrade))

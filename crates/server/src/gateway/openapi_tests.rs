@@ -46,9 +46,16 @@ fn every_call_is_described_and_nothing_else() {
 
 /// What the gateway answers to a request without a token.
 async fn answer(gateway: &Gateway, method: &Method, path: &str) -> StatusCode {
-    let path = [("{id}", "c"), ("{sub}", "s"), ("{name}", "n"), ("{turn}", "1"), ("{await}", "1-m1")]
-        .iter()
-        .fold(path.to_owned(), |path, (parameter, value)| path.replace(parameter, value));
+    let parameters = [
+        ("{id}", "c"),
+        ("{sub}", "s"),
+        ("{name}", "n"),
+        ("{turn}", "1"),
+        ("{await}", "1-m1"),
+        ("{token}", "t"),
+        ("{key}", "k"),
+    ];
+    let path = parameters.iter().fold(path.to_owned(), |path, (parameter, value)| path.replace(parameter, value));
     let peer: SocketAddr = "127.0.0.1:1".parse().expect("an address");
     let request = Request::builder()
         .method(method)

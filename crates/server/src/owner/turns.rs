@@ -5,24 +5,28 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Seq, Subject};
 use conch_core::record::{Draft, Record, RecordKind};
-use conch_core::refusal::{Code, Refusal};
+use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Ticket};
 use conch_core::time::Timestamp;
+use conch_core::turn::cancel::OfferedStep;
 use conch_core::turn::live::{LiveEvent, LiveView};
 use conch_core::turn::{Due, Gone, Now, Setup, StartRunner, TurnCheckpoint, TurnMachine};
 use conch_store::{Checkpoint, Direction, DueChange, DueWhy, RangeQuery, Store, StoreError};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Command, Reply, moved, store_refusal};
 use crate::metrics::LiveTurn;
 use crate::node::Node;
 use crate::turn::agents::Agents;
-use crate::turn::port::{Records, Signal, TurnPort, TurnRun};
+use crate::turn::context::stale;
+use crate::turn::port::{OFFERS_MAX, Offer, Records, Signal, TurnPort, TurnRun};
 use crate::turn::runner::{self, RunOutcome};
 
 /// Records of one read while thawing.
@@ -40,10 +44,19 @@ pub(super) struct Turns {
     pub(super) cancels: BTreeMap<Ticket, Seq>,
     /// Answers to cancels that wait for the end of what ran.
     parked: Vec<(Seq, Reply, Result<Vec<Receipt>, Refusal>)>,
-    runner: Option<(Seq, watch::Sender<Signal>)>,
+    runner: Option<Runner>,
+    /// The last turn that was run, and the number of its last attempt in this epoch.
+    attempts: (Seq, Arc<AtomicU32>),
     /// Runners that were told to stop and are not over yet.
     stopping: BTreeSet<Seq>,
     checkpoint_version: u64,
+}
+
+/// The work on a turn.
+struct Runner {
+    turn: Seq,
+    signal: watch::Sender<Signal>,
+    offers: mpsc::Sender<Offer>,
 }
 
 impl Turns {
@@ -95,6 +108,7 @@ impl Turns {
             cancels: BTreeMap::new(),
             parked: Vec::new(),
             runner: None,
+            attempts: (Seq(0), Arc::default()),
             stopping: BTreeSet::new(),
             checkpoint_version,
         })
@@ -122,8 +136,12 @@ impl Turns {
     /// Starts the work on a turn.
     pub(super) fn start_runner(&mut self, node: &Node, agents: &Arc<Agents>, port: OwnerPort, start: StartRunner) {
         let (signal, observed) = watch::channel(Signal::Run);
+        let (offers, offered) = mpsc::channel(OFFERS_MAX);
         let StartRunner { turn, agent, attempt, begin, deadline } = start;
-        self.runner = Some((turn, signal));
+        // Attempts only rise, also above those that a run before counted within itself.
+        let attempt = attempt.max(port.attempts.load(Ordering::Relaxed) + 1);
+        port.attempts.store(attempt, Ordering::Relaxed);
+        self.runner = Some(Runner { turn, signal, offers });
         let conversation: ConversationId = port.conversation.id.clone();
         let run = TurnRun { conversation, turn, agent, epoch: port.epoch, attempt, begin, deadline };
         let (seams, agents, commands) = (node.seams.clone(), Arc::clone(agents), port.commands.clone());
@@ -131,7 +149,7 @@ impl Turns {
         let running = node.metrics.turns(LiveTurn::Running);
         running.inc();
         node.seams.spawn("turn", async move {
-            let outcome = runner::run(seams, Arc::new(port), agents, run, observed).await;
+            let outcome = runner::run(seams, Arc::new(port), agents, run, observed, offered).await;
             running.dec();
             tracing::debug!(%turn, ?outcome, "a turn's runner is done");
             let how = if outcome == RunOutcome::Waiting { Gone::Waiting } else { Gone::Over };
@@ -142,17 +160,42 @@ impl Turns {
 
     /// Stops the work on a turn, or on whichever runs.
     pub(super) fn stop_runner(&mut self, turn: Option<Seq>) {
-        if let Some((running, signal)) = self.runner.take_if(|(running, _)| turn.is_none_or(|turn| turn == *running)) {
-            tracing::debug!(turn = %running, "a turn's runner is stopped");
+        if let Some(runner) = self.runner.take_if(|runner| turn.is_none_or(|turn| turn == runner.turn)) {
+            tracing::debug!(turn = %runner.turn, "a turn's runner is stopped");
             // A runner that is over needs no signal.
-            let _ = signal.send(Signal::Stop);
-            self.stopping.insert(running);
+            let _ = runner.signal.send(Signal::Stop);
+            self.stopping.insert(runner.turn);
+        }
+    }
+
+    /// Counts the attempts of a turn.
+    pub(super) fn attempts(&mut self, turn: Seq) -> Arc<AtomicU32> {
+        if self.attempts.0 != turn {
+            self.attempts = (turn, Arc::default());
+        }
+        Arc::clone(&self.attempts.1)
+    }
+
+    /// Gives a step that was done elsewhere to the run that asked for it.
+    pub(super) fn offer(&self, step: OfferedStep, reply: Reply) {
+        let Some(runner) = self.runner.as_ref().filter(|runner| runner.turn == step.turn) else {
+            return reply(Err(stale(format!("turn {} is not run", step.turn))));
+        };
+        let reply = Box::new(move |result: Result<(), Refusal>| reply(result.map(|()| Vec::new())));
+        match runner.offers.try_send(Offer { step, reply }) {
+            Ok(()) => {}
+            Err(TrySendError::Full(offer)) => {
+                let retry = Retry { after_ms: 500, budget_ms: 20_000 };
+                let detail = format!("more than {OFFERS_MAX} steps wait for their turn's journal");
+                (offer.reply)(Err(Refusal::retry(Code::Overloaded, detail, retry)));
+            }
+            Err(TrySendError::Closed(offer)) => (offer.reply)(Err(stale("the turn's run is over"))),
         }
     }
 
     /// A runner is over: nothing of it goes on any more, and who cancelled its turn may know.
     pub(super) fn runner_gone(&mut self, turn: Seq) {
-        self.runner.take_if(|(running, _)| *running == turn);
+        self.runner.take_if(|runner| runner.turn == turn);
         self.stopping.remove(&turn);
         for (_, reply, result) in self.parked.extract_if(.., |(parked, ..)| *parked == turn) {
             reply(result);
@@ -210,6 +253,7 @@ pub(super) struct OwnerPort {
     pub(super) conversation: ConvRef,
     pub(super) store: Arc<dyn Store>,
     pub(super) commands: mpsc::Sender<Command>,
+    pub(super) attempts: Arc<AtomicU32>,
 }
 
 #[async_trait]
@@ -241,5 +285,9 @@ impl TurnPort for OwnerPort {
     fn live(&self, event: LiveEvent) {
         // A full queue drops it; the next snapshot or the record heals what viewers see.
         let _ = self.commands.try_send(Command::Live(event));
+    }
+
+    fn next_attempt(&self) -> u32 {
+        self.attempts.fetch_add(1, Ordering::Relaxed) + 1
     }
 }

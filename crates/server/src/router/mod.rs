@@ -305,7 +305,7 @@ impl Router {
                     return Ok(vec![receipt]);
                 }
             }
-            TurnAsk::Cancel(_) => {}
+            TurnAsk::Cancel(_) | TurnAsk::Step(_) => {}
         }
         self.turn_within(conversation, ask, Hops::START, self.shared.node.limits.route_budget).await
     }

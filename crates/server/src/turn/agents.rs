@@ -45,6 +45,14 @@ pub enum InvalidAgents {
         /// What it has.
         pace_ms: u16,
     },
+    /// A setting that cannot be used.
+    #[error("agents.{name}.{problem}")]
+    Setting {
+        /// The agent.
+        name: AgentName,
+        /// The setting, and what is wrong.
+        problem: String,
+    },
     /// More agents than allowed.
     #[error("agents: has {0} entries; at most {AGENTS_MAX} are allowed")]
     TooMany(usize),

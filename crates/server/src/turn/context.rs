@@ -25,16 +25,19 @@ use conch_core::turn::result::{STEP_OUTPUT_MAX_BYTES, StepResult};
 use conch_core::turn::{Begin, StepId};
 use conch_store::Direction;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::agent::{Answer, Halt};
 use super::agents::AgentLimits;
-use super::port::{Records, Signal, TurnPort, TurnRun};
+use super::port::{Offer, Records, Signal, TurnPort, TurnRun};
 use crate::seams::Seams;
 
 mod calls;
+mod outside;
 
 pub use calls::{Await, OnUnknown, ToolCall};
+pub use outside::Kept;
+pub(crate) use outside::stale;
 
 /// Shortest wait before an append or a read is tried again, whatever the directive says.
 const RETRY_MIN: Duration = Duration::from_millis(10);
@@ -75,6 +78,10 @@ pub struct TurnContext {
     /// What an earlier run may have streamed of its last step is not retracted yet.
     reset_due: bool,
     own_steps: BTreeMap<String, u32>,
+    /// Steps that are done elsewhere, on their way into the journal.
+    offers: mpsc::Receiver<Offer>,
+    /// What is kept for the conversation's next turn.
+    state: Value,
 }
 
 impl TurnContext {
@@ -84,10 +91,11 @@ impl TurnContext {
         run: TurnRun,
         limits: AgentLimits,
         signal: watch::Receiver<Signal>,
+        offers: mpsc::Receiver<Offer>,
     ) -> Self {
         let (replay, reset_due) = (Replay::new(run.turn), run.begin != Begin::First);
-        let (input, current, own_steps) = (None, None, BTreeMap::new());
-        Self { seams, port, run, limits, signal, replay, input, current, reset_due, own_steps }
+        let (input, current, own_steps, state) = (None, None, BTreeMap::new(), Value::Null);
+        Self { seams, port, run, limits, signal, replay, input, current, reset_due, own_steps, offers, state }
     }
 
     /// Reads the turn's journal. There is one also before the first run, when inputs joined with the start.
@@ -131,7 +139,7 @@ impl TurnContext {
         self.run.epoch
     }
 
-    /// Counts the turn's runs in this epoch.
+    /// Counts the turn's runs in this epoch, and within them what was begun again.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.run.attempt
@@ -346,8 +354,10 @@ impl TurnContext {
     pub(super) async fn end(&mut self, answer: Answer) -> Result<(), Halt> {
         let turn = self.run.turn;
         let draft = journal::answer(turn, &self.run.agent, &answer.0);
+        let end = journal::completed_with(turn, &self.state);
         check_size(&draft)?;
-        self.append(vec![draft, journal::completed(turn)]).await
+        check_size(&end)?;
+        self.append(vec![draft, end]).await
     }
 
     /// The turn's failure.

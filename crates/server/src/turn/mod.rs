@@ -11,7 +11,6 @@ pub mod agents;
 pub mod context;
 pub mod demo;
 pub mod lookup;
-pub mod model;
 pub mod port;
 pub mod runner;
 pub mod schema;

@@ -6,6 +6,7 @@ use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::Refusal;
 use conch_core::time::Timestamp;
 use conch_core::turn::Begin;
+use conch_core::turn::cancel::OfferedStep;
 use conch_core::turn::live::LiveEvent;
 use conch_store::Direction;
 
@@ -42,7 +43,21 @@ pub trait TurnPort: Send + Sync {
 
     /// Shows an event to those who watch. Never waits; may drop.
     fn live(&self, event: LiveEvent);
+
+    /// Counts another attempt of the turn in this epoch, and says which one it is.
+    fn next_attempt(&self) -> u32;
 }
+
+/// A step that was done elsewhere, and whom to tell when it is in the journal.
+pub struct Offer {
+    /// The step.
+    pub step: OfferedStep,
+    /// Told once: that it is on disk, or why not.
+    pub reply: Box<dyn FnOnce(Result<(), Refusal>) + Send>,
+}
+
+/// Steps that may wait for one run to bring them into the journal.
+pub const OFFERS_MAX: usize = 64;
 
 /// Which turn is run.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,11 +11,12 @@ use std::sync::Arc;
 
 use conch_core::turn::journal::FailReason;
 use futures_util::FutureExt;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::agent::{Answer, Halt};
 use super::agents::{Agent, AgentLimits, Agents};
 use super::context::TurnContext;
+use super::port::Offer;
 pub use super::port::{Signal, TurnPort, TurnRun};
 use crate::seams::Seams;
 
@@ -41,9 +42,10 @@ pub async fn run(
     agents: Arc<Agents>,
     run: TurnRun,
     signal: watch::Receiver<Signal>,
+    offers: mpsc::Receiver<Offer>,
 ) -> RunOutcome {
     let mut stop = signal.clone();
-    let working = AssertUnwindSafe(work(seams, port, agents, run, signal)).catch_unwind();
+    let working = AssertUnwindSafe(work(seams, port, agents, run, signal, offers)).catch_unwind();
     // Dropping the work stops it: what it holds besides is its own, and what it appends is the owner's.
     tokio::select! {
         biased;
@@ -59,11 +61,12 @@ async fn work(
     agents: Arc<Agents>,
     run: TurnRun,
     signal: watch::Receiver<Signal>,
+    offers: mpsc::Receiver<Offer>,
 ) -> RunOutcome {
     let agent = agents.get(&run.agent).cloned();
     let limits = agent.as_ref().map_or_else(AgentLimits::default, |agent| agent.limits);
     let name = run.agent.clone();
-    let mut context = TurnContext::new(seams, port, run, limits, signal);
+    let mut context = TurnContext::new(seams, port, run, limits, signal, offers);
     let result = match (context.resume().await, &agent) {
         (Ok(()), Some(agent)) => answer(&mut context, agent).await,
         (Ok(()), None) => Err(Halt::Failed(FailReason::AgentUnknown, format!("this node has no agent {name}"))),

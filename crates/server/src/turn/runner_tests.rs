@@ -17,7 +17,7 @@ use conch_core::turn::{Begin, StepId};
 use conch_store::Direction;
 use futures_util::future::BoxFuture;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::seams::{Clock, Random, Seams, Spawn};
 use crate::turn::agent::{Answer, Halt, TurnAgent};
@@ -122,7 +122,7 @@ impl Owner {
 
     async fn run_as(self: &Arc<Self>, turn: TurnRun) -> RunOutcome {
         let port: Arc<dyn TurnPort> = self.clone();
-        run(self.seams.clone(), port, Arc::clone(&self.agents), turn, self.stop.subscribe()).await
+        run(self.seams.clone(), port, Arc::clone(&self.agents), turn, self.stop.subscribe(), mpsc::channel(1).1).await
     }
 
     /// The owner goes away once so many groups are appended: the next append finds another one.
@@ -214,6 +214,10 @@ impl TurnPort for Owner {
         if self.stop_at == Some(seen.len()) {
             self.stop.send_replace(Signal::Stop);
         }
+    }
+
+    fn next_attempt(&self) -> u32 {
+        unreachable!("none of these agents begins a step again")
     }
 }
 
@@ -365,7 +369,7 @@ async fn an_owner_that_is_gone_stops_its_runner() {
     drop(sender);
     let port: Arc<dyn TurnPort> = owner.clone();
     let turn = turn_run("demo", Begin::First);
-    let outcome = run(owner.seams.clone(), port, Arc::new(Agents::default()), turn, signal).await;
+    let outcome = run(owner.seams.clone(), port, Arc::new(Agents::default()), turn, signal, mpsc::channel(1).1).await;
     assert_eq!(outcome, RunOutcome::Stopped);
     assert_eq!((owner.seen().len(), owner.asked().len()), (0, 0));
 }

@@ -53,10 +53,14 @@ impl Schema {
     /// # Errors
     /// [`Code::UnprocessableRequest`] that names the first place where it does not, as a JSON Pointer.
     pub fn check(&self, payload: &Value) -> Result<(), Refusal> {
-        self.0.validate(payload).map_err(|error| {
-            let (place, problem) = (error.instance_path(), short(error.masked()));
-            Refusal::new(Code::UnprocessableRequest, format!("payload{place}: {problem}"))
-        })
+        let misfit = self.misfit(payload);
+        misfit.map_or(Ok(()), |problem| Err(Refusal::new(Code::UnprocessableRequest, format!("payload{problem}"))))
+    }
+
+    /// The first place where a value does not fit, as a JSON Pointer, and why, without its words; `None`: it does.
+    #[must_use]
+    pub fn misfit(&self, value: &Value) -> Option<String> {
+        self.0.validate(value).err().map(|error| format!("{}: {}", error.instance_path(), short(error.masked())))
     }
 }
 

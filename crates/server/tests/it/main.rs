@@ -3,6 +3,7 @@
 mod harness;
 
 mod access;
+mod agents;
 mod bad_input;
 mod cluster;
 mod conversations;

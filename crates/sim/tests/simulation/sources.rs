@@ -24,13 +24,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
 const SIMULATED: &[&str] =
     &["owner", "router", "hub", "cluster", "node", "frame", "turn", "people", "rules", "link/service", "link/notices"];
 
-/// What of these parts is an edge: it speaks to the network outside, and no simulation runs it.
-const EDGES: &[&str] = &["turn/model"];
-
 fn rust_files(at: &Path, found: &mut Vec<PathBuf>) {
-    if EDGES.iter().any(|edge| at.ends_with(Path::new("server/src").join(edge))) {
-        return;
-    }
     if at.is_dir() {
         for entry in fs::read_dir(at).expect("readable") {
             rust_files(&entry.expect("readable").path(), found);

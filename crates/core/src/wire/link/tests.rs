@@ -13,7 +13,7 @@ use crate::refusal::{Code, Refusal, Retry};
 use crate::sequencer::{Outcome, Receipt};
 use crate::time::Timestamp;
 use crate::turn::awaits::AwaitId;
-use crate::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk};
+use crate::turn::cancel::{Cancel, CancelMode, OfferedStep, Regenerate, Resolve, TurnAsk};
 use crate::turn::live::{LiveEvent, Piece};
 
 fn name() -> impl Strategy<Value = String> {
@@ -135,6 +135,10 @@ fn turn_ask() -> impl Strategy<Value = TurnAsk> {
         .prop_map(|(text, number)| serde_json::json!({"text": text, "n": [number, null]}));
     prop_oneof![
         (seq(), mode, id()).prop_map(|(turn, mode, by)| TurnAsk::Cancel(Cancel { turn, mode, by, reason: None })),
+        (seq(), any::<u64>(), any::<u32>(), id(), payload.clone()).prop_map(|(turn, epoch, attempt, step, output)| {
+            let input = serde_json::Value::Null;
+            TurnAsk::Step(OfferedStep { turn, epoch: Epoch(epoch), attempt, step, input, output })
+        }),
         (seq(), id(), payload, name()).prop_map(|(turn, step, payload, by)| {
             TurnAsk::Resolve(Resolve { id: AwaitId::of(turn, &step), payload, by: by.into() })
         }),

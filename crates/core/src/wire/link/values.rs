@@ -16,7 +16,7 @@ use crate::sequencer::{Outcome, Receipt};
 use crate::time::Timestamp;
 use crate::turn::StepId;
 use crate::turn::awaits::AwaitId;
-use crate::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk};
+use crate::turn::cancel::{Cancel, CancelMode, OfferedStep, Regenerate, Resolve, TurnAsk};
 use crate::turn::live::{LiveEvent, Piece};
 
 /// Texts with a rule of their own, checked as at any other edge.
@@ -167,10 +167,12 @@ parsed_texts!(AwaitId);
 wire_enum!(CancelMode, "cancel mode" { 1 = Keep {}; 2 = Rollback {}; });
 wire_struct!(Resolve { id: id, payload: payload, by: by });
 wire_struct!(Regenerate { turn: turn, by: by, name: name, client_msg_id: client_msg_id });
+wire_struct!(OfferedStep { turn: turn, epoch: epoch, attempt: attempt, step: step, input: input, output: output });
 wire_enum!(TurnAsk, "turn ask" {
     1 = Cancel { 0: cancel };
     2 = Resolve { 0: resolve };
     3 = Regenerate { 0: regenerate };
+    4 = Step { 0: offered };
 });
 
 wire_struct!(Handed {

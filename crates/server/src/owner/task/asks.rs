@@ -7,11 +7,12 @@ use conch_core::ids::{ClientMsgId, Subject};
 use conch_core::record::RecordKind;
 use conch_core::sequencer::key_reused;
 use conch_core::turn::NotDone;
-use conch_core::turn::cancel::{Cancel, Regenerate, Resolve, TurnAsk};
+use conch_core::turn::cancel::{Cancel, OfferedStep, Regenerate, Resolve, TurnAsk};
 use conch_core::turn::journal;
 use conch_store::{Landed, Store};
 
 use super::*;
+use crate::turn::context::stale;
 use crate::turn::lookup;
 
 impl Owner {
@@ -21,6 +22,7 @@ impl Owner {
         };
         let decided = match &ask {
             TurnAsk::Cancel(cancel) => return self.cancel(cancel.clone(), reply),
+            TurnAsk::Step(step) => return self.offer(step.clone(), reply),
             TurnAsk::Resolve(resolve) => turns.machine.resolve(resolve).map(|draft| vec![draft]),
             TurnAsk::Regenerate(again) => turns.machine.regenerate(again, turns.inputs.len()),
         };
@@ -33,6 +35,18 @@ impl Owner {
             // One that was asked before may be there: then that is the answer, whatever is open now.
             Err(NotDone::Refused(refusal)) if refusal.retry.is_none() => self.look_in_the_log(ask, reply),
             Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
+        }
+    }
+
+    /// A worker's step, for the run that asked the worker. What another epoch asked for is stale, or this owner is.
+    fn offer(&self, step: OfferedStep, reply: Reply) {
+        let epoch = self.sequencer.epoch();
+        match (step.epoch.cmp(&epoch), &self.turns) {
+            (std::cmp::Ordering::Equal, Some(turns)) => turns.offer(step, reply),
+            (std::cmp::Ordering::Greater, _) => reply(Err(moved())),
+            _ => {
+                reply(Err(stale(format!("this is epoch {}, and the turn's owner is one of epoch {epoch}", step.epoch))))
+            }
         }
     }
 
@@ -83,6 +97,8 @@ impl Owner {
                 TurnAsk::Cancel(cancel) => log.cancelled(cancel).await,
                 TurnAsk::Resolve(resolve) => log.resolved(resolve).await,
                 TurnAsk::Regenerate(again) => log.regenerated(again).await,
+                // Never looked for: what is in the log is in the runner's journal.
+                TurnAsk::Step(step) => Ok(Err(stale(format!("turn {} is not run", step.turn)))),
             };
             reply(answer.unwrap_or_else(|error| Err(store_refusal(&error))));
         });

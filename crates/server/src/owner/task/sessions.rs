@@ -178,8 +178,10 @@ impl Owner {
         }
     }
 
-    fn port(&self, turn: Seq) -> OwnerPort {
+    fn port(&mut self, turn: Seq) -> OwnerPort {
+        let attempts = self.turns.as_mut().map_or_else(Default::default, |turns| turns.attempts(turn));
         OwnerPort {
+            attempts,
             turn,
             epoch: self.sequencer.epoch(),
             conversation: self.charge.tenure.conversation.clone(),

@@ -1,7 +1,5 @@
 //! Several whole nodes in this process, over one store in memory, joined by their links on loopback.
 
-use std::sync::Arc;
-
 use conch_server::auth::secret::SigningKey;
 use conch_store::memory::MemoryStore;
 
@@ -19,13 +17,18 @@ impl Cluster {
     }
 
     pub(crate) async fn start_with(count: usize, change: Change) -> Self {
+        Self::start_as(count, change).await
+    }
+
+    pub(crate) async fn start_as(count: usize, change: impl Fn(&mut Config) + Send + Sync + 'static) -> Self {
         logs::capture();
+        let change: AnyChange = Arc::new(change);
         let begun = std::time::Instant::now();
         let clock = move || i64::try_from(begun.elapsed().as_millis()).expect("a test is short");
         let store = Arc::new(MemoryStore::new("cluster", Arc::new(clock)));
         let mut cluster = Self { nodes: Vec::new(), kill: Vec::new() };
         for number in 0..count {
-            let (node, kill) = member(Arc::clone(&store), number, change).await;
+            let (node, kill) = member(Arc::clone(&store), number, Arc::clone(&change)).await;
             cluster.nodes.push(node);
             cluster.kill.push(Some(kill));
         }
@@ -63,7 +66,7 @@ impl Cluster {
     }
 }
 
-async fn member(store: Arc<MemoryStore>, number: usize, change: Change) -> (Node, oneshot::Sender<()>) {
+async fn member(store: Arc<MemoryStore>, number: usize, change: AnyChange) -> (Node, oneshot::Sender<()>) {
     let data = TempDir::new().expect("a temporary directory");
     let mut config = config(data.path());
     config.node = format!("node-{number}").parse().expect("a name");

@@ -123,7 +123,12 @@ impl Client {
 
     /// Makes a session with the demo agent.
     pub(crate) async fn session(&self, id: &str) {
-        let body = json!({"kind": "session", "agent": "demo"});
+        self.session_with(id, "demo").await;
+    }
+
+    /// Makes a session with this agent.
+    pub(crate) async fn session_with(&self, id: &str, agent: &str) {
+        let body = json!({"kind": "session", "agent": agent});
         self.put(&format!("/v1/conversations/{id}"), body).await.ok(201);
     }
 

@@ -1,6 +1,7 @@
 //! Runs nodes in this process and speaks to them as clients do. Everything waits for a condition with a deadline.
 
 mod cluster;
+mod fake;
 mod http;
 mod logs;
 mod sse;
@@ -8,6 +9,7 @@ mod websocket;
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use conch_core::time::Timestamp;
@@ -22,6 +24,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 pub(crate) use cluster::Cluster;
+pub(crate) use fake::{Fake, Reply, Request, chunk};
 pub(crate) use http::{Answer, Client, Raw};
 pub(crate) use logs::captured_logs;
 pub(crate) use sse::{Event, Stream};
@@ -36,6 +39,8 @@ const SECRET: &[u8] = b"a key that only these tests have, 32 bytes or more";
 
 /// A change of the configuration, before the start.
 pub(crate) type Change = fn(&mut Config);
+/// One that knows more than the code.
+type AnyChange = Arc<dyn Fn(&mut Config) + Send + Sync>;
 
 /// Waits until `look` finds something.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
@@ -79,7 +84,7 @@ fn loopback() -> SocketAddr {
 pub(crate) struct Node {
     pub(crate) started: Started,
     pub(crate) data: TempDir,
-    change: Change,
+    change: AnyChange,
     key: TokenKey,
     stop: Option<oneshot::Sender<()>>,
     running: oneshot::Receiver<Result<(), ServeError>>,
@@ -91,10 +96,14 @@ impl Node {
     }
 
     pub(crate) async fn start_with(change: Change) -> Self {
-        Self::start_in(TempDir::new().expect("a temporary directory"), change).await
+        Self::start_as(change).await
     }
 
-    async fn start_in(data: TempDir, change: Change) -> Self {
+    pub(crate) async fn start_as(change: impl Fn(&mut Config) + Send + Sync + 'static) -> Self {
+        Self::start_in(TempDir::new().expect("a temporary directory"), Arc::new(change)).await
+    }
+
+    async fn start_in(data: TempDir, change: AnyChange) -> Self {
         logs::capture();
         let mut config = config(data.path());
         change(&mut config);
@@ -134,7 +143,7 @@ impl Node {
 
     /// Ends the node in order and starts another on the same data.
     pub(crate) async fn restart(self) -> Self {
-        let change = self.change;
+        let change = Arc::clone(&self.change);
         Self::start_in(self.ended().await, change).await
     }
 

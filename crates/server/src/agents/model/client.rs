@@ -4,17 +4,11 @@ use std::time::Duration;
 
 use conch_core::wire::openai::{Answer, AnswerLimits, AnswerReader, BrokenAnswer, ChatRequest};
 use futures_util::StreamExt;
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
-use reqwest::{Response, StatusCode, Url, redirect};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use reqwest::{Response, StatusCode, Url};
 
+use crate::agents::http::{self, Unread, innermost, retry_after};
 use crate::auth::secret::Secret;
-
-/// Most bytes of a refusal's body that are read, for its text.
-const REFUSAL_MAX_BYTES: usize = 16 * 1024;
-/// Longest text of a refusal that is kept, in characters.
-const REFUSAL_MAX_CHARS: usize = 500;
-/// Longest wait that a server's `Retry-After` is believed.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// Where a model is.
 #[derive(Debug, Clone)]
@@ -134,11 +128,7 @@ impl ModelClient {
     /// As [`InvalidEndpoint`] lists.
     pub fn new(endpoint: &ModelEndpoint, timeouts: Timeouts, limits: AnswerLimits) -> Result<Self, InvalidEndpoint> {
         let url = completions_url(&endpoint.base_url)?;
-        let host = url.host_str().map(|host| match url.port() {
-            Some(port) => format!("{host}:{port}"),
-            None => host.to_owned(),
-        });
-        let host = host.ok_or_else(|| InvalidEndpoint::Url(endpoint.base_url.clone()))?;
+        let host = http::host(&url).ok_or_else(|| InvalidEndpoint::Url(endpoint.base_url.clone()))?;
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
@@ -148,12 +138,7 @@ impl ModelClient {
             bearer.set_sensitive(true);
             headers.insert(AUTHORIZATION, bearer);
         }
-        let http = reqwest::Client::builder()
-            .redirect(redirect::Policy::none())
-            .connect_timeout(timeouts.connect)
-            .tcp_nodelay(true)
-            .build()
-            .map_err(|error| InvalidEndpoint::Client(error.to_string()))?;
+        let http = http::client(timeouts.connect).map_err(|error| InvalidEndpoint::Client(error.to_string()))?;
         Ok(Self { http, url, host, headers, timeouts, limits })
     }
 
@@ -209,27 +194,21 @@ impl ModelClient {
 
     /// Reads a body that is not streamed, up to `limit_bytes`.
     async fn read_body(&self, response: Response, limit_bytes: usize) -> Result<Vec<u8>, CallError> {
-        let mut pieces = response.bytes_stream();
-        let mut body = Vec::new();
-        loop {
-            let piece = tokio::time::timeout(self.timeouts.silence, pieces.next()).await;
-            let piece = piece.map_err(|_| self.unreachable("stopped in the middle of its answer".to_owned()))?;
-            let Some(piece) = piece else { return Ok(body) };
-            let piece = piece.map_err(|error| self.unreachable(innermost(&error)))?;
-            if body.len() + piece.len() > limit_bytes {
-                let broken = BrokenAnswer::TooLarge { what: "body", limit: limit_bytes, unit: "bytes" };
-                return Err(CallError::Broken { host: self.host.clone(), broken });
+        let body = http::read_body(response, limit_bytes, self.timeouts.silence).await;
+        body.map_err(|unread| match unread {
+            Unread::TooLong(limit) => {
+                let broken = BrokenAnswer::TooLarge { what: "body", limit, unit: "bytes" };
+                CallError::Broken { host: self.host.clone(), broken }
             }
-            body.extend_from_slice(&piece);
-        }
+            Unread::Silence => self.unreachable("stopped in the middle of its answer".to_owned()),
+            Unread::Broken(problem) => self.unreachable(problem),
+        })
     }
 
     async fn refusal(&self, response: Response) -> CallError {
         let status = response.status().as_u16();
         let retry_after = retry_after(response.headers());
-        // A refusal whose text cannot be read is one all the same.
-        let body = self.read_body(response, REFUSAL_MAX_BYTES).await.unwrap_or_default();
-        let text = String::from_utf8_lossy(&body).trim().chars().take(REFUSAL_MAX_CHARS).collect();
+        let text = http::refusal_text(response, self.timeouts.silence).await;
         CallError::Refused { host: self.host.clone(), status, text, retry_after }
     }
 
@@ -248,19 +227,4 @@ fn completions_url(base: &str) -> Result<Url, InvalidEndpoint> {
 fn is_stream(response: &Response) -> bool {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
-}
-
-/// `Retry-After` in seconds; a date is not read, and too long a wait is cut.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
-}
-
-/// The innermost cause: the outer ones repeat the URL.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -1,0 +1,26 @@
+//! A Conch server with an agent of its own: `cargo run -p conch-agent-example`, then make a session with the agent `gardener`.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use conch_agent_example::Gardener;
+use conch_server::config::{Config, Flags};
+use conch_server::serve;
+use conch_server::turn::agents::AgentLimits;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let config = Config::load(None, &|name| std::env::var(name).ok(), Flags::default())?;
+    let name = "gardener".parse()?;
+    let started = |started: serve::Started| println!("http://{}/", started.listen);
+    let stop = async {
+        // Without the signal's handler there is nothing to wait for but the end of the process.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let embed =
+        |agents: conch_server::turn::agents::Agents| agents.with(name, AgentLimits::default(), Arc::new(Gardener));
+    serve::run_with(config, embed, started, stop).await?;
+    Ok(())
+}

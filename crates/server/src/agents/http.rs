@@ -1,0 +1,132 @@
+//! What all calls have in common: a client that follows no redirect, bodies within a bound, the time that a server asks for.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::{Response, Url, redirect};
+
+/// Longest wait that a server's `Retry-After` is believed.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Until a connection stands.
+pub(super) const CONNECT: Duration = Duration::from_secs(5);
+/// Most bytes of a refusal's body that are read, for its text.
+const REFUSAL_MAX_BYTES: usize = 16 * 1024;
+/// Longest text of a refusal that is kept, in characters.
+const REFUSAL_MAX_CHARACTERS: usize = 300;
+/// Longest wait between two tries, but for what a server asks for.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// A client of its own pool of connections, for servers that are named in the configuration.
+pub(super) fn client(connect: Duration) -> Result<reqwest::Client, reqwest::Error> {
+    reqwest::Client::builder().redirect(redirect::Policy::none()).connect_timeout(connect).tcp_nodelay(true).build()
+}
+
+/// An absolute `http` or `https` URL, and its host for messages.
+pub(super) fn url(text: &str) -> Option<(Url, String)> {
+    let url: Url = text.parse().ok()?;
+    let host = host(&url)?;
+    (matches!(url.scheme(), "http" | "https") && url.fragment().is_none()).then_some((url, host))
+}
+
+/// Host and port.
+pub(super) fn host(url: &Url) -> Option<String> {
+    let host = url.host_str()?;
+    Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
+}
+
+/// Why a body was not read to its end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unread {
+    /// It is longer than what is read.
+    #[error("is over {0} bytes")]
+    TooLong(usize),
+    /// Nothing came for this long.
+    #[error("stopped in the middle")]
+    Silence,
+    /// The connection broke.
+    #[error("broke off: {0}")]
+    Broken(String),
+}
+
+/// Reads a body of up to `limit` bytes, of which some comes within each `silence`.
+pub(super) async fn read_body(response: Response, limit: usize, silence: Duration) -> Result<Vec<u8>, Unread> {
+    let mut pieces = response.bytes_stream();
+    let mut body = Vec::new();
+    loop {
+        let piece = tokio::time::timeout(silence, pieces.next()).await.map_err(|_| Unread::Silence)?;
+        let Some(piece) = piece else { return Ok(body) };
+        let piece = piece.map_err(|error| Unread::Broken(innermost(&error)))?;
+        if body.len() + piece.len() > limit {
+            return Err(Unread::TooLong(limit));
+        }
+        body.extend_from_slice(&piece);
+    }
+}
+
+/// What a refusal says, cut short; nothing if that cannot be read.
+pub(super) async fn refusal_text(response: Response, silence: Duration) -> String {
+    let body = read_body(response, REFUSAL_MAX_BYTES, silence).await.unwrap_or_default();
+    short(String::from_utf8_lossy(&body).trim(), REFUSAL_MAX_CHARACTERS)
+}
+
+/// The first characters of a text.
+pub(super) fn short(text: &str, characters: usize) -> String {
+    text.chars().take(characters).collect()
+}
+
+/// `Retry-After` in seconds; a date is not read, and too long a wait is cut.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
+}
+
+/// The innermost cause: the outer ones repeat the URL.
+pub(super) fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+/// Pauses between tries, each twice the one before.
+pub(super) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub(super) fn from(first: Duration) -> Self {
+        Self { next: first }
+    }
+
+    /// The next pause: not shorter than the other side asks for. `jitter` gives a random duration below its argument.
+    pub(super) fn pause(&mut self, asked: Duration, jitter: impl FnOnce(Duration) -> Duration) -> Duration {
+        let pause = self.next.max(asked);
+        self.next = (self.next * 2).min(PAUSE_MAX);
+        pause + jitter(pause / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_honour_what_is_asked() {
+        let mut backoff = Backoff::from(Duration::from_secs(8));
+        let mut pause = |asked_s| backoff.pause(Duration::from_secs(asked_s), |_| Duration::ZERO).as_secs();
+        assert_eq!([pause(0), pause(60), pause(0), pause(7), pause(0)], [8, 60, 30, 30, 30]);
+        let longest = Backoff::from(Duration::from_secs(4)).pause(Duration::ZERO, |below| below);
+        assert_eq!(longest, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn only_absolute_urls_of_the_web_are_called() {
+        assert_eq!(url("http://[::1]:9/x?y=1").map(|(_, host)| host).as_deref(), Some("[::1]:9"));
+        assert_eq!(url("https://tools.example/a").map(|(_, host)| host).as_deref(), Some("tools.example"));
+        for bad in ["", "tools.example", "/a", "ftp://h/", "file:///etc/passwd", "http://h/#x"] {
+            assert!(url(bad).is_none(), "{bad}");
+        }
+    }
+}

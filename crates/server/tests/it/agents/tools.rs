@@ -1,0 +1,151 @@
+//! Tools over HTTP, called for a model that asks once.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{bodies, ended, helper};
+use crate::harness::{Fake, Node, chunk, until};
+
+/// A model that asks for `tool` once, and then says that it is done.
+async fn model() -> Fake {
+    Fake::start(|request, mut reply| async move {
+        reply.begin("text/event-stream").await;
+        if request.body["messages"].as_array().is_some_and(|messages| messages.len() == 1) {
+            let asked = json!({ "index": 0, "id": "x", "function": { "name": "tool", "arguments": "{\"n\":1}" } });
+            reply.more(&chunk(&json!({ "tool_calls": [asked] }), Some("tool_calls"))).await;
+        } else {
+            reply.more(&chunk(&json!({ "content": "done" }), Some("stop"))).await;
+        }
+        reply.more("data: [DONE]\n\n").await;
+        reply.end().await;
+    })
+    .await
+}
+
+async fn node(model: &Fake, tool: &Fake, settings: &str) -> Node {
+    let settings = format!(
+        "kind = 'openai'\nmodel = 'm'\nbase_url = '{}'\n[[tools]]\nname = 'tool'\ndescription = 'x'\nurl = '{}'\n{settings}",
+        model.url("/v1"),
+        tool.url("/tool?x=1")
+    );
+    Node::start_as(move |config| helper(config, &settings)).await
+}
+
+/// The journalled step of the call.
+async fn called(node: &Node) -> Value {
+    let alice = node.client("alice");
+    alice.session_with("s", "helper").await;
+    alice.sent("s", "1", "hello").await;
+    let log = ended(&alice, "s", 1).await;
+    let steps = bodies(&log, "step.completed");
+    (*steps.iter().find(|step| step["step"] == "m1.t0").unwrap_or_else(|| panic!("no call in {log:?}"))).clone()
+}
+
+#[tokio::test]
+async fn a_tool_is_told_who_calls_under_which_key() {
+    let (model, tool) =
+        (model().await, Fake::start(|_, reply| async move { reply.whole(200, "", "{\"ok\":[1]}").await }).await);
+    let node = node(&model, &tool, "headers = { x-team = 'blue' }\n").await;
+    let step = called(&node).await;
+    assert_eq!((&step["output"], step.get("status")), (&json!({ "ok": [1] }), None));
+    let call = &tool.seen()[0];
+    assert_eq!(call.body, json!({ "n": 1 }));
+    let told = ["conch-conversation", "conch-turn", "conch-step", "x-team"].map(|name| call.header(name).to_owned());
+    assert_eq!(told, ["s", "1", "m1.t0", "blue"]);
+    assert_eq!(call.header("idempotency-key").len(), 32);
+    assert!(call.header("conch-epoch").parse::<u64>().is_ok_and(|epoch| epoch > 0));
+    assert!(!call.has("authorization"));
+}
+
+#[tokio::test]
+async fn an_idempotent_tool_is_called_again_under_the_same_key() {
+    let tool = Fake::start(|request, reply| async move {
+        match request.number {
+            0 => reply.whole(503, "", "").await,
+            1 => drop(reply),
+            2 => reply.stall().await,
+            _ => reply.whole(200, "", "plain text").await,
+        }
+    })
+    .await;
+    let model = model().await;
+    let node = node(&model, &tool, "on_unknown = 'retry'\ntimeout_ms = 500\n").await;
+    assert_eq!(called(&node).await["output"], "plain text");
+    let seen = tool.seen();
+    assert_eq!(seen.len(), 4);
+    assert!(seen.iter().all(|call| call.header("idempotency-key") == seen[0].header("idempotency-key")));
+}
+
+#[tokio::test]
+async fn a_call_that_may_have_happened_is_made_once_and_the_model_is_told() {
+    let (model, tool) =
+        (model().await, Fake::start(|_, reply| async move { reply.whole(500, "", "oops").await }).await);
+    let node = node(&model, &tool, "").await;
+    let step = called(&node).await;
+    assert_eq!((&step["status"], tool.seen().len()), (&json!("unknown"), 1));
+    let why = format!("it may have happened: the tool at {} answered 500: oops", tool.address);
+    assert_eq!(step["output"]["error"], why);
+}
+
+#[tokio::test]
+async fn a_tool_that_throttles_did_not_happen_and_is_called_again() {
+    let tool = Fake::start(|request, reply| async move {
+        if request.number == 0 {
+            reply.whole(429, "retry-after: 1\r\n", "").await;
+        } else {
+            reply.whole(204, "", "").await;
+        }
+    })
+    .await;
+    let model = model().await;
+    let node = node(&model, &tool, "").await;
+    let began = std::time::Instant::now();
+    assert_eq!(called(&node).await["output"], Value::Null);
+    assert!(tool.seen().len() == 2 && began.elapsed() >= Duration::from_secs(1), "not before it said");
+}
+
+#[tokio::test]
+async fn what_a_tool_gets_wrong_is_told_to_the_model() {
+    let elsewhere = Fake::start(|_, reply| async move { reply.whole(200, "", "{}").await }).await;
+    let location = format!("location: {}\r\n", elsewhere.url("/"));
+    let cases: [(u16, String, String, &str); 3] = [
+        (302, location, String::new(), "answered 302 (redirects are not followed)"),
+        (422, String::new(), "n: too small".to_owned(), "answered 422: n: too small"),
+        (200, String::new(), "x".repeat(1024 * 1024 + 1), "is over 1048576 bytes"),
+    ];
+    for (status, headers, body, problem) in cases {
+        let model = model().await;
+        let tool = Fake::start(move |_, reply| {
+            let (headers, body) = (headers.clone(), body.clone());
+            async move { reply.whole(status, &headers, &body).await }
+        })
+        .await;
+        let node = node(&model, &tool, "").await;
+        let step = called(&node).await;
+        let said = step["output"]["error"].as_str().expect("why");
+        assert!(step["status"] == "failed" && said.ends_with(problem), "{step}");
+        assert_eq!(tool.seen().len(), 1);
+    }
+    assert!(elsewhere.seen().is_empty(), "a redirect is never followed");
+}
+
+#[tokio::test]
+async fn a_person_is_asked_before_a_call_that_wants_approval() {
+    let (model, tool) = (model().await, Fake::start(|_, reply| async move { reply.whole(200, "", "1").await }).await);
+    let node = node(&model, &tool, "approval = 'ask'\n").await;
+    let alice = node.client("alice");
+    alice.session_with("s", "helper").await;
+    alice.sent("s", "1", "hello").await;
+    let log = until("a question", async || {
+        let log = alice.log("s").await;
+        log.iter().any(|record| record["kind"] == "await.opened").then_some(log)
+    })
+    .await;
+    let asked = bodies(&log, "await.opened")[0];
+    assert_eq!(
+        (&asked["await"], &asked["prompt"]),
+        (&json!("1-m1.t0.approval"), &json!("May tool be called with {\"n\":1}?"))
+    );
+    assert!(tool.seen().is_empty(), "not before somebody says so");
+}

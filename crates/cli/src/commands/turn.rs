@@ -87,6 +87,7 @@ fn list(value: &Value) -> &[Value] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Colour;
 
     #[test]
     fn a_turn_is_shown_line_by_line_and_steers_no_terminal() {
@@ -97,7 +98,7 @@ mod tests {
             "answer": {"body": {"text": "one\ntwo"}},
         });
         let mut output = Output::detect(true);
-        output.colour = crate::output::Colour::Off;
+        output.colour = Colour::Off;
         let expected = [
             "turn 7 failed",
             "  error: {\"reason\":\"agent_failed\"}",

@@ -298,14 +298,13 @@ impl Router {
     /// not fit the await's schema; `idempotency_key_reused` for a request to run a turn again under a key of something else.
     pub async fn turn(&self, conversation: &ConvRef, ask: TurnAsk) -> Result<Vec<Receipt>, Refusal> {
         let store = &*self.shared.node.store;
-        match &ask {
-            TurnAsk::Resolve(answer) => schema::fits(store, conversation, answer).await?,
-            TurnAsk::Regenerate(again) => {
-                if let Some(receipt) = lookup::written(store, conversation, &again.draft()).await? {
-                    return Ok(vec![receipt]);
-                }
-            }
-            TurnAsk::Cancel(_) | TurnAsk::Step(_) => {}
+        if let TurnAsk::Resolve(answer) = &ask {
+            schema::fits(store, conversation, answer).await?;
+        }
+        if let TurnAsk::Regenerate(again) = &ask
+            && let Some(receipt) = lookup::written(store, conversation, &again.draft()).await?
+        {
+            return Ok(vec![receipt]);
         }
         self.turn_within(conversation, ask, Hops::START, self.shared.node.limits.route_budget).await
     }

@@ -1,11 +1,12 @@
 //! Agents that call out: against models, tools and workers that are scripted.
 
+mod gardener;
 mod model;
 mod tools;
 mod worker;
 
-use conch_server::config::{Config, Secret};
 use conch_server::config::agents::{Agent, FromEnv};
+use conch_server::config::{Config, Secret};
 use serde_json::Value;
 
 use crate::harness::{Client, until};

@@ -258,10 +258,6 @@ async fn methods_and_paths_that_do_not_exist_say_so() {
     for (method, path) in [
         ("PATCH", "/v1/conversations/c/messages/1"),
         ("DELETE", "/v1/conversations/c/messages/1"),
-        ("POST", "/v1/conversations/c/turns"),
-        ("GET", "/v1/conversations/c/turns/1"),
-        ("POST", "/v1/conversations/c/turns/1/cancel"),
-        ("POST", "/v1/conversations/c/awaits/1"),
         ("POST", "/v1/nodes/n/drain"),
         ("POST", "/ai/chat"),
         ("GET", "/ai/chat/c/stream"),

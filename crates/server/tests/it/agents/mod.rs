@@ -1,5 +1,6 @@
 //! Agents that call out: against models, tools and workers that are scripted.
 
+mod gardener;
 mod model;
 mod tools;
 mod worker;

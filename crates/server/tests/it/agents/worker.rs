@@ -108,7 +108,7 @@ async fn a_worker_that_waits_ends_its_run_and_nothing_runs_meanwhile() {
 async fn a_worker_that_breaks_the_contract_ends_its_turn_with_a_record_that_says_why() {
     let elsewhere = Fake::start(|_, reply| async move { say(reply, &[json!({ "type": "done" })]).await }).await;
     let location = format!("location: {}\r\n", elsewhere.url("/"));
-    let flood = "\n".repeat(1024 * 1024);
+    let flood = format!("{}\n", " ".repeat(1024 * 1024));
     let cases: [(u16, String, Vec<String>, &str, &str); 8] = [
         (200, String::new(), vec!["<html>".to_owned(), "\n".to_owned()], "agent_failed", ": line 1: is not JSON: "),
         (
@@ -185,7 +185,7 @@ async fn a_worker_that_fails_is_asked_again_and_its_earlier_attempt_is_stale() {
         }
     })
     .await;
-    let node = node(&worker, "silence_ms = 500\n").await;
+    let node = node(&worker, "silence_ms = 3000\n").await;
     let alice = node.client("alice");
     alice.session_with("s", "helper").await;
     let mut watching = Stream::open(&alice, "/v1/conversations/s/stream?after=0").await;

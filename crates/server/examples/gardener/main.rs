@@ -1,12 +1,14 @@
-//! A Conch server with an agent of its own: `cargo run -p conch-agent-example`, then make a session with the agent `gardener`.
+//! A Conch server with an agent of its own: `cargo run -p conch-server --example gardener`, then make a session with the agent `gardener`.
+
+mod agent;
 
 use std::error::Error;
 use std::sync::Arc;
 
-use conch_agent_example::Gardener;
+use agent::Gardener;
 use conch_server::config::{Config, Flags};
 use conch_server::serve;
-use conch_server::turn::agents::AgentLimits;
+use conch_server::turn::agents::{AgentLimits, Agents};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -19,8 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             std::future::pending::<()>().await;
         }
     };
-    let embed =
-        |agents: conch_server::turn::agents::Agents| agents.with(name, AgentLimits::default(), Arc::new(Gardener));
+    let embed = |agents: Agents| agents.with(name, AgentLimits::default(), Arc::new(Gardener));
     serve::run_with(config, embed, started, stop).await?;
     Ok(())
 }

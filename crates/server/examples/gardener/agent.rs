@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// Looks after a garden.
 #[derive(Debug, Clone, Copy)]
-pub struct Gardener;
+pub(crate) struct Gardener;
 
 #[async_trait]
 impl TurnAgent for Gardener {

@@ -221,6 +221,7 @@ fn assemble(
         notices,
         cursors: Cursors::start(Arc::clone(node)),
         agents,
+        chat_agent: config.ai.agent.clone(),
         key: TokenKey::new(&key.secret)?,
         mode: key.mode,
         origins: OriginPolicy { mode: key.mode, allowed: config.auth.allowed_origins.clone() },

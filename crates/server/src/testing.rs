@@ -131,6 +131,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
         cursors: Cursors::start(Arc::clone(&node)),
         router,
         agents: Arc::new(Agents::default()),
+        chat_agent: config.ai.agent.clone(),
         key: TokenKey::new(&Secret::new(vec![7; 32])).expect("long enough"),
         mode: Mode::Development,
         origins: OriginPolicy { mode: Mode::Development, allowed: Vec::new() },

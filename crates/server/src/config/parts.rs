@@ -125,7 +125,13 @@ impl Config {
             (config, AgentLimits { turn_time, tokens: (agent.turn_tokens > 0).then_some(agent.turn_tokens) })
         };
         let table: BTreeMap<_, _> = self.agents.0.iter().map(|(name, agent)| (name.clone(), entry(agent))).collect();
-        Agents::from_config(&table)
+        let agents = Agents::from_config(&table)?;
+        match &self.ai.agent {
+            Some(name) if agents.get(name).is_none() => {
+                Err(InvalidAgents::NoSuch { field: "ai.agent", name: name.clone() })
+            }
+            _ => Ok(agents),
+        }
     }
 }
 

@@ -69,6 +69,8 @@ section! {
         link: LinkConfig;
         /// The agents, by name. `demo` always exists.
         agents: Agents;
+        /// The endpoints for front ends of the Vercel AI SDK.
+        ai: Ai;
         /// What is logged, and how.
         log: Log;
     }
@@ -347,6 +349,14 @@ impl Default for Agents {
 }
 
 section! {
+    /// The endpoints for front ends of the Vercel AI SDK.
+    Ai, "ai." {
+        /// The agent of a chat that its first message creates without naming one; not set: `assistant` where there is one, else `demo`.
+        agent: Option<AgentName> = None, Text("the name of an agent");
+    }
+}
+
+section! {
     /// What is logged, and how.
     Log, "log." {
         /// `text` for people, `json` for machines.
@@ -371,6 +381,7 @@ pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
         Auth::FIELDS,
         LinkConfig::FIELDS,
         Agent::FIELDS,
+        Ai::FIELDS,
         Log::FIELDS,
     ]
     .into_iter()

@@ -28,41 +28,47 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
     type Rejection = HttpError;
 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, HttpError> {
-        let media_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let essence = media_type.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            let detail = "Content-Type: must be application/json";
-            return Err(Refusal::new(Code::UnsupportedMediaType, detail).into());
-        }
         // White space between tokens does not count towards a body's limit, so a request may be larger than that.
-        let limit = gateway.limits().message_bytes * 2 + ENVELOPE_BYTES;
-        let announced =
-            request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        // The listener bounds how long this may take.
-        let waits = waits_for_continue(request.headers());
-        let mut body = request.into_body();
-        if announced.is_some_and(|bytes| bytes > limit as u64) {
-            // Reading would ask a client for the body that it holds back.
-            if !waits {
-                discard(&mut body).await;
-            }
-            return Err(too_large(limit).into());
-        }
-        let bytes = match Limited::new(&mut body, limit).collect().await {
-            Ok(collected) => collected.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
-                discard(&mut body).await;
-                return Err(too_large(limit).into());
-            }
-            Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
-        };
-        let text = std::str::from_utf8(&bytes).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
+        let text = json_text(request, gateway.limits().message_bytes * 2 + ENVELOPE_BYTES).await?;
         let depth_limit = gateway.limits().body_depth + 2;
-        if is_deeper_than(text, depth_limit) {
+        if is_deeper_than(&text, depth_limit) {
             return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")).into());
         }
-        Ok(Self(from_json(text)?))
+        Ok(Self(from_json(&text)?))
     }
+}
+
+/// A request's JSON, unread.
+///
+/// # Errors
+/// Another media type, more than `limit` bytes, not UTF-8.
+pub(super) async fn json_text(request: Request, limit: usize) -> Result<String, HttpError> {
+    let media_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let essence = media_type.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        let detail = "Content-Type: must be application/json";
+        return Err(Refusal::new(Code::UnsupportedMediaType, detail).into());
+    }
+    let announced = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    // The listener bounds how long this may take.
+    let waits = waits_for_continue(request.headers());
+    let mut body = request.into_body();
+    if announced.is_some_and(|bytes| bytes > limit as u64) {
+        // Reading would ask a client for the body that it holds back.
+        if !waits {
+            discard(&mut body).await;
+        }
+        return Err(too_large(limit).into());
+    }
+    let bytes = match Limited::new(&mut body, limit).collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(error) if error.is::<LengthLimitError>() => {
+            discard(&mut body).await;
+            return Err(too_large(limit).into());
+        }
+        Err(error) => return Err(invalid(format!("the request body could not be read: {error}")).into()),
+    };
+    String::from_utf8(bytes.into()).map_err(|_| invalid("the request body is not UTF-8".to_owned()).into())
 }
 
 /// Whether the client waits to be asked for the body (RFC 9110, 10.1.1).

@@ -7,6 +7,7 @@
 //!
 //! Deliberately absent: who owns what, numbering, and anything durable.
 
+mod ai;
 mod console;
 mod conversations;
 mod development;
@@ -17,6 +18,7 @@ mod members;
 mod messages;
 mod nodes;
 mod operations;
+mod queue;
 mod socket;
 mod stall;
 mod streams;
@@ -34,6 +36,7 @@ use axum::Router as HttpRouter;
 use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
+use conch_core::ids::AgentName;
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::Monotonic;
@@ -75,6 +78,9 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/nodes/{name}/drain", &["POST"]),
     ("/v1/stream", &["GET"]),
     ("/v1/openapi.json", &["GET"]),
+    ("/ai/chat", &["POST"]),
+    ("/ai/chat/{id}/messages", &["GET"]),
+    ("/ai/chat/{id}/stream", &["GET"]),
     ("/dev/login", &["POST"]),
 ];
 
@@ -102,6 +108,8 @@ pub struct Components {
     pub cursors: Cursors,
     /// The agents that a session may have.
     pub agents: Arc<Agents>,
+    /// The agent of a chat that is created by its first message, if it is a certain one.
+    pub chat_agent: Option<AgentName>,
     /// The key of tokens.
     pub key: TokenKey,
     /// Whether the key is configured.
@@ -132,6 +140,7 @@ struct Shared {
     notices: Notices,
     cursors: Cursors,
     agents: Arc<Agents>,
+    chat_agent: Option<AgentName>,
     key: TokenKey,
     mode: Mode,
     origins: OriginPolicy,
@@ -253,6 +262,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            chat_agent,
             key,
             mode,
             origins,
@@ -270,6 +280,7 @@ impl Gateway {
             notices,
             cursors,
             agents,
+            chat_agent,
             key,
             mode,
             origins,
@@ -421,6 +432,9 @@ impl Gateway {
             .route("/v1/nodes/{name}/drain", post(nodes::drain))
             .route("/v1/stream", get(streams::personal))
             .route("/v1/openapi.json", get(console::openapi))
+            .route("/ai/chat", post(ai::chat))
+            .route("/ai/chat/{id}/messages", get(ai::messages))
+            .route("/ai/chat/{id}/stream", get(ai::resume))
             .route("/dev/login", post(development::login))
             .route("/socket/websocket", get(socket::upgrade))
             .route("/", get(console::index))

@@ -69,7 +69,7 @@ async fn the_router_takes_exactly_the_routes() {
         }
     }
     // Calls of the contract that are not built yet.
-    for path in ["/v1/conversations/c/turns", "/v1/conversations/c/awaits/a", "/ai/chat"] {
+    for path in ["/v1/conversations/c/turns", "/v1/conversations/c/awaits/a"] {
         assert_eq!(answer(&gateway, &Method::POST, path).await, StatusCode::NOT_FOUND, "{path}");
     }
 }

@@ -4,6 +4,7 @@ mod harness;
 
 mod access;
 mod bad_input;
+mod chats;
 mod cluster;
 mod conversations;
 mod events;

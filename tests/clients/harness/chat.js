@@ -72,7 +72,8 @@ export class Chat {
   }
 
   #begin(command) {
-    this.shown = { ...this.shown, status: 'begun' };
+    // What was shown before says nothing about what comes of this.
+    this.shown = { status: 'begun', messages: [], error: null };
     this.tell(command);
   }
 }
@@ -121,7 +122,9 @@ async function run(name) {
     return answer.json();
   };
   let page = null;
-  const done = (promise) => { promise.catch((error) => process.stderr.write(`${error.stack}\n`)); };
+  const done = (promise) => {
+    promise.then(() => show(page.state), (error) => process.stderr.write(`${error.stack}\n`));
+  };
   for await (const line of createInterface({ input: process.stdin })) {
     const command = JSON.parse(line);
     if (command.do === 'open') page = new Page(command, await load(command));

@@ -12,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use conch_core::conversation::ConversationKind;
 use conch_core::ids::{AgentName, ClientMsgId, ConvRef, ConversationId, Seq};
-use conch_core::record::{Record, RecordKind};
+use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::turn::cancel::{Regenerate, TurnAsk};
 use conch_core::wire::ai::{
@@ -176,9 +176,9 @@ fn could_be(records: &[Record]) -> usize {
 
 /// What a post asks for.
 enum Asked {
-    Said(UserText),
+    Said(Draft),
     /// Another answer to this, whatever answered it last.
-    Again(UserText),
+    Again(Draft),
     /// Another one than this turn's.
     AgainOf(Seq),
 }
@@ -190,13 +190,21 @@ struct Post<'a> {
 }
 
 impl Post<'_> {
+    /// Everything is checked before anything is created.
     fn asked(&self, request: &ChatRequest) -> Result<Asked, Refusal> {
         let again_of = request.message_id.as_deref().and_then(turn_of_message);
         match (request.trigger, again_of) {
             (Trigger::RegenerateMessage, Some(turn)) => Ok(Asked::AgainOf(turn)),
-            (Trigger::RegenerateMessage, None) => last_said(request.last.as_ref()).map(Asked::Again),
-            (Trigger::SubmitMessage, _) => last_said(request.last.as_ref()).map(Asked::Said),
+            (Trigger::RegenerateMessage, None) => self.draft(request.last.as_ref()).map(Asked::Again),
+            (Trigger::SubmitMessage, _) => self.draft(request.last.as_ref()).map(Asked::Said),
         }
+    }
+
+    fn draft(&self, last: Option<&LastMessage>) -> Result<Draft, Refusal> {
+        let UserText { id, text } = last_said(last)?;
+        let body = serde_json::value::to_raw_value(&serde_json::json!({ "text": text }));
+        let body = body.expect("a text always serialises");
+        self.gateway.draft(self.principal, RecordKind::Message, id.as_str(), &body)
     }
 
     /// The conversation is there, created if the caller may, and theirs to speak and listen in.
@@ -231,13 +239,13 @@ impl Post<'_> {
     /// The turn that answers.
     async fn turn(&self, asked: Asked) -> Result<Seq, HttpError> {
         match asked {
-            Asked::Said(text) => self.say(text).await,
+            Asked::Said(draft) => self.say(draft).await,
             Asked::AgainOf(turn) => self.regenerate(turn).await,
-            Asked::Again(text) => {
+            Asked::Again(draft) => {
                 let store = &self.gateway.node().store;
-                let Some(said) = store.find(self.conversation, &self.principal.sub, &text.id).await? else {
+                let Some(said) = store.find(self.conversation, &draft.sender, &draft.client_msg_id).await? else {
                     // It never arrived: pages offer "again" for a post that failed, too.
-                    return self.say(text).await;
+                    return self.say(draft).await;
                 };
                 let latest = turns::latest(self.gateway, self.conversation).await?;
                 match latest.open {
@@ -253,14 +261,10 @@ impl Post<'_> {
         self.gateway.require(self.principal, permission, self.conversation).await
     }
 
-    async fn say(&self, UserText { id, text }: UserText) -> Result<Seq, HttpError> {
-        let Self { gateway, principal, conversation } = *self;
+    async fn say(&self, draft: Draft) -> Result<Seq, HttpError> {
         self.may(Permission::Send).await?;
-        let body = serde_json::value::to_raw_value(&serde_json::json!({ "text": text }));
-        let body = body.expect("a text always serialises");
-        let draft = gateway.draft(principal, RecordKind::Message, id.as_str(), &body)?;
-        gateway.take_rate(principal)?;
-        let receipts = gateway.router().append(conversation, vec![draft]).await?;
+        self.gateway.take_rate(self.principal)?;
+        let receipts = self.gateway.router().append(self.conversation, vec![draft]).await?;
         Ok(receipts.first().expect("one draft, one receipt").seq)
     }
 

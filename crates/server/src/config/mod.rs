@@ -17,7 +17,7 @@ pub use crate::auth::secret::{HIDDEN, Secret};
 pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
 pub use reference::reference;
 pub use sections::{
-    Agent, Agents, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
+    Agent, Agents, Ai, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
 };
 pub use values::{AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 

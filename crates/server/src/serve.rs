@@ -254,6 +254,7 @@ fn assemble(
         cursors: Cursors::start(Arc::clone(node)),
         agents,
         callbacks,
+        chat_agent: config.ai.agent.clone(),
         key: TokenKey::new(&key.secret)?,
         mode: key.mode,
         origins: OriginPolicy { mode: key.mode, allowed: config.allowed_origins() },

@@ -133,6 +133,7 @@ pub(crate) fn gateway(config: &Config) -> Gateway {
         router,
         agents: Arc::new(Agents::default()),
         callbacks: Callbacks::new(&Secret::new([7; 32]), "http://localhost".to_owned()),
+        chat_agent: config.ai.agent.clone(),
         key: TokenKey::new(&Secret::new(vec![7; 32])).expect("long enough"),
         mode: Mode::Development,
         origins: OriginPolicy { mode: Mode::Development, allowed: Vec::new() },

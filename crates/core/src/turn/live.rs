@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ids::{Epoch, Seq, Subject};
 use crate::record::{Record, RecordKind};
@@ -55,7 +55,7 @@ pub enum LiveEvent {
 }
 
 /// A piece of a step's text and where it belongs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// The turn.
     pub turn: Seq,
@@ -90,6 +90,36 @@ impl LiveEvent {
         serde_json::to_string(self).expect("numbers and texts always serialise")
     }
 
+    /// What [`LiveEvent::name`] and [`LiveEvent::encode`] gave, but for typing; `None`: it is none of these.
+    #[must_use]
+    pub fn decode(name: &str, payload: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Reset {
+            turn: Seq,
+            step: StepId,
+            epoch: Epoch,
+            attempt: u32,
+        }
+        #[derive(Deserialize)]
+        struct Resumed {
+            turn: Seq,
+            epoch: Epoch,
+        }
+        match name {
+            "delta" => serde_json::from_str(payload).ok().map(Self::Delta),
+            "turn.snapshot" => serde_json::from_str(payload).ok().map(Self::Snapshot),
+            "step.reset" => {
+                let Reset { turn, step, epoch, attempt } = serde_json::from_str(payload).ok()?;
+                Some(Self::StepReset { turn, step, epoch, attempt })
+            }
+            "turn.resumed" => {
+                let Resumed { turn, epoch } = serde_json::from_str(payload).ok()?;
+                Some(Self::TurnResumed { turn, epoch })
+            }
+            _ => None,
+        }
+    }
+
     /// The turn that it belongs to, but for typing.
     #[must_use]
     pub fn turn(&self) -> Option<Seq> {
@@ -117,6 +147,21 @@ pub enum Applied {
     /// Something before it is missing, or the text is over the limit: nothing can be shown before the next snapshot,
     /// reset or step. Whoever follows another node asks it for a snapshot.
     Gap,
+}
+
+/// The text that a viewer shows: all of a step's so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShownText<'a> {
+    /// The turn.
+    pub turn: Seq,
+    /// The step.
+    pub step: &'a StepId,
+    /// The epoch of the owner that streams it.
+    pub epoch: Epoch,
+    /// Counts the step's runs from 1.
+    pub attempt: u32,
+    /// The text.
+    pub text: &'a str,
 }
 
 /// The live text of a conversation, at most one step's. Kept by the owner and by every hub.
@@ -200,6 +245,14 @@ impl LiveView {
         {
             shown.state = TextState::Completed;
         }
+    }
+
+    /// What is shown now; `None`: nothing was streamed, or it is torn.
+    #[must_use]
+    pub fn shown(&self) -> Option<ShownText<'_>> {
+        let shown = self.shown.as_ref().filter(|shown| shown.state != TextState::Torn)?;
+        let Shown { turn, ref step, epoch, attempt, ref text, .. } = *shown;
+        Some(ShownText { turn, step, epoch, attempt, text })
     }
 
     /// What a viewer who joins now gets after the records; `None`: nothing was streamed, or it is torn.

@@ -3,6 +3,7 @@
 //! Invariant: no input makes a parser here panic, and every parser's time and memory are linear in its input, with a
 //! named limit. Deliberately absent: sockets, and what a frame *means* (that is the gateway's).
 
+pub mod ai;
 pub mod link;
 pub mod openai;
 pub mod phoenix;

@@ -18,7 +18,9 @@ pub use crate::auth::secret::{HIDDEN, Secret};
 pub use agents::{Agent, Agents};
 pub use layers::{ConfigError, FILE_MAX_BYTES, Flags, Source};
 pub use reference::reference;
-pub use sections::{Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields};
+pub use sections::{
+    Ai, Auth, Config, Fanout, Hibernation, LeaseConfig, Limits, LinkConfig, Log, Rate, Sequencer, fields,
+};
 pub use values::{AdvertiseUrl, AgentKind, LeasesUrl, LinkAddr, LogFormat, LogLevel, StoreUrl};
 
 use crate::agents::Callbacks;

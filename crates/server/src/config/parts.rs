@@ -149,7 +149,12 @@ impl Config {
             let work = WorkerAgent::new(agent, callbacks.clone()).map_err(|problem| broken(name, problem))?;
             agents = agents.with(name.clone(), limits(agent), Arc::new(work));
         }
-        Ok(agents)
+        match &self.ai.agent {
+            Some(name) if agents.get(name).is_none() => {
+                Err(InvalidAgents::NoSuch { field: "ai.agent", name: name.clone() })
+            }
+            _ => Ok(agents),
+        }
     }
 
     /// Where workers call back, given what the public listener has bound.

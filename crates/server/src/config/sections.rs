@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use conch_core::body;
-use conch_core::ids::{NodeName, Region};
+use conch_core::ids::{AgentName, NodeName, Region};
 use conch_core::lease::LeaseTiming;
 use conch_core::wire::link::FRAME_MAX_BYTES;
 
@@ -73,6 +73,8 @@ section! {
         link: LinkConfig;
         /// The agents, by name. `demo` always exists.
         agents: Agents;
+        /// The endpoints for front ends of the Vercel AI SDK.
+        ai: Ai;
         /// What is logged, and how.
         log: Log;
     }
@@ -326,6 +328,14 @@ section! {
 }
 
 section! {
+    /// The endpoints for front ends of the Vercel AI SDK.
+    Ai, "ai." {
+        /// The agent of a chat that its first message creates without naming one; not set: `assistant` where there is one, else `demo`.
+        agent: Option<AgentName> = None, Text("the name of an agent");
+    }
+}
+
+section! {
     /// What is logged, and how.
     Log, "log." {
         /// `text` for people, `json` for machines.
@@ -350,6 +360,7 @@ pub fn fields() -> impl Iterator<Item = &'static super::field::Field> {
         Auth::FIELDS,
         LinkConfig::FIELDS,
         Agent::FIELDS,
+        Ai::FIELDS,
         Log::FIELDS,
     ]
     .into_iter()

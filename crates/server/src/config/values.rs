@@ -10,6 +10,7 @@ use super::field::Setting;
 use crate::auth::origin::{AllowedOrigin, Origin};
 use crate::auth::secret::Secret;
 
+impl Setting for conch_core::ids::AgentName {}
 impl Setting for conch_core::ids::NodeName {}
 impl Setting for conch_core::ids::Region {}
 impl Setting for std::net::SocketAddr {}

@@ -68,7 +68,7 @@ pub(super) async fn create(
     let conversation = conversation_ref(&id)?;
     gateway.require(&principal, Permission::Create, &conversation).await?;
     let new = new_conversation(&gateway, &principal, conversation.clone(), request)?;
-    let created = gateway.node().store.create_conversation(&new).await?;
+    let created = make(&gateway, &new).await?;
     if let Created::Existing(_) = created {
         // Creating is not reading: what somebody else has made is shown to those alone who may read it.
         gateway.require(&principal, Permission::Read, &conversation).await?;
@@ -85,14 +85,44 @@ pub(super) async fn create(
         }
         Created::Existing(info) => (StatusCode::OK, info),
     };
-    if status == StatusCode::CREATED {
+    Ok((status, conversation_json(&gateway, &conversation, &info).await?).into_response())
+}
+
+/// Creates a conversation, or finds the one that is there; its members are told of a new one.
+async fn make(gateway: &Gateway, new: &NewConversation) -> Result<Created, HttpError> {
+    let created = gateway.node().store.create_conversation(new).await?;
+    if let Created::New(_) = created {
         for member in &new.members {
-            gateway.people().membership(&conversation, member, crate::people::Change::Added);
-            let (conversation, sub) = (conversation.id.clone(), member.clone());
+            gateway.people().membership(&new.conversation, member, crate::people::Change::Added);
+            let (conversation, sub) = (new.conversation.id.clone(), member.clone());
             gateway.notices().tell(&Notice::MemberAdded { conversation, sub });
         }
     }
-    Ok((status, conversation_json(&gateway, &conversation, &info).await?).into_response())
+    Ok(created)
+}
+
+/// A session with an agent, whose creator is its member; or the conversation that is there already.
+///
+/// # Errors
+/// There is no such agent; the store's refusal.
+pub(super) async fn make_session(
+    gateway: &Gateway,
+    principal: &Principal,
+    conversation: &ConvRef,
+    agent: AgentName,
+) -> Result<ConversationInfo, HttpError> {
+    let request = CreateRequest {
+        kind: ConversationKind::Session,
+        regions: Vec::new(),
+        title: None,
+        agent: Some(agent),
+        members: Vec::new(),
+        settings: Settings::default(),
+    };
+    let new = new_conversation(gateway, principal, conversation.clone(), request)?;
+    match make(gateway, &new).await? {
+        Created::New(info) | Created::Existing(info) => Ok(info),
+    }
 }
 
 fn new_conversation(

@@ -38,8 +38,21 @@ impl<T: DeserializeOwned> FromRequest<Gateway> for Json<T> {
 /// The text of a JSON request body of at most `limit` bytes; its levels are counted.
 ///
 /// # Errors
-/// A refusal that names what is wrong.
+/// As [`unread_json`], and for too many levels.
 pub(super) async fn json_text(gateway: &Gateway, request: Request, limit: usize) -> Result<String, Refusal> {
+    let text = unread_json(request, limit).await?;
+    let depth_limit = gateway.limits().body_depth + 2;
+    if is_deeper_than(&text, depth_limit) {
+        return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")));
+    }
+    Ok(text)
+}
+
+/// A request's JSON, of which nothing is looked at.
+///
+/// # Errors
+/// Another media type, more than `limit` bytes, not UTF-8.
+pub(super) async fn unread_json(request: Request, limit: usize) -> Result<String, Refusal> {
     let media_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = media_type.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
@@ -65,12 +78,7 @@ pub(super) async fn json_text(gateway: &Gateway, request: Request, limit: usize)
         }
         Err(error) => return Err(invalid(format!("the request body could not be read: {error}"))),
     };
-    let text = String::from_utf8(bytes.into()).map_err(|_| invalid("the request body is not UTF-8".to_owned()))?;
-    let depth_limit = gateway.limits().body_depth + 2;
-    if is_deeper_than(&text, depth_limit) {
-        return Err(invalid(format!("the request body is nested deeper than {depth_limit} levels")));
-    }
-    Ok(text)
+    String::from_utf8(bytes.into()).map_err(|_| invalid("the request body is not UTF-8".to_owned()))
 }
 
 /// Whether the client waits to be asked for the body (RFC 9110, 10.1.1).

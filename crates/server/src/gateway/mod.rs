@@ -7,6 +7,7 @@
 //!
 //! Deliberately absent: who owns what, numbering, and anything durable.
 
+mod ai;
 mod console;
 mod conversations;
 mod development;
@@ -17,6 +18,7 @@ mod members;
 mod messages;
 mod nodes;
 mod operations;
+mod queue;
 mod socket;
 mod stall;
 mod streams;
@@ -36,6 +38,7 @@ use axum::Router as HttpRouter;
 use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
+use conch_core::ids::AgentName;
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::Monotonic;
@@ -83,6 +86,9 @@ pub const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/stream", &["GET"]),
     ("/v1/worker/{token}/steps/{key}", &["POST"]),
     ("/v1/openapi.json", &["GET"]),
+    ("/ai/chat", &["POST"]),
+    ("/ai/chat/{id}/messages", &["GET"]),
+    ("/ai/chat/{id}/stream", &["GET"]),
     ("/dev/login", &["POST"]),
 ];
 
@@ -112,6 +118,8 @@ pub struct Components {
     pub agents: Arc<Agents>,
     /// Whose workers' callbacks are taken.
     pub callbacks: Callbacks,
+    /// The agent of a chat that is created by its first message, if it is a certain one.
+    pub chat_agent: Option<AgentName>,
     /// The key of tokens.
     pub key: TokenKey,
     /// Whether the key is configured.
@@ -145,6 +153,7 @@ struct Shared {
     cursors: Cursors,
     agents: Arc<Agents>,
     callbacks: Callbacks,
+    chat_agent: Option<AgentName>,
     key: TokenKey,
     mode: Mode,
     origins: OriginPolicy,
@@ -268,6 +277,7 @@ impl Gateway {
             cursors,
             agents,
             callbacks,
+            chat_agent,
             key,
             mode,
             origins,
@@ -287,6 +297,7 @@ impl Gateway {
             cursors,
             agents,
             callbacks,
+            chat_agent,
             key,
             mode,
             origins,
@@ -444,6 +455,9 @@ impl Gateway {
             .route("/v1/stream", get(streams::personal))
             .route("/v1/worker/{token}/steps/{key}", post(worker::step))
             .route("/v1/openapi.json", get(console::openapi))
+            .route("/ai/chat", post(ai::chat))
+            .route("/ai/chat/{id}/messages", get(ai::messages))
+            .route("/ai/chat/{id}/stream", get(ai::resume))
             .route("/dev/login", post(development::login))
             .route("/socket/websocket", get(socket::upgrade))
             .route("/console.json", get(console::settings))

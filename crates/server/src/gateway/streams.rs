@@ -3,9 +3,8 @@
 //! A browser's EventSource stops for ever at a status other than 200. So where the client accepts an event stream,
 //! overload, unavailability and drain answer 200 with `retry:` and an event `reconnect`, and end.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -19,19 +18,19 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, header};
 use serde::Deserialize;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::errors::HttpError;
 use super::input::{Path, Query, conversation_ref};
+use super::queue::Queue;
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
-use crate::frame::{Class, Frame};
+use crate::frame::Frame;
 use crate::hub::Join;
 use crate::hub::sink::{FrameSink, Joined, Push, Sink};
 
 /// Time between two comments, which keep proxies from closing an idle stream.
-const COMMENT: Duration = Duration::from_secs(5);
+pub(super) const COMMENT: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,7 +110,7 @@ pub(super) async fn personal(
     Ok(respond(&gateway, &principal, queue, (session, slot)))
 }
 
-fn take_slot(gateway: &Gateway) -> Result<Slot, Refusal> {
+pub(super) fn take_slot(gateway: &Gateway) -> Result<Slot, Refusal> {
     gateway
         .take_stream_slot()
         .ok_or_else(|| Refusal::retry(Code::Overloaded, "the node has its limit of streams", gateway.reconnect_retry()))
@@ -136,7 +135,7 @@ fn reconnect(gateway: &Gateway) -> String {
     format!("{}{event}", sse::retry(after_ms))
 }
 
-fn event_stream(body: Body) -> Response {
+pub(super) fn event_stream(body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -146,14 +145,12 @@ fn event_stream(body: Body) -> Response {
 }
 
 /// `held` is dropped with the stream: it leaves the hub and gives the slot back.
-fn respond<T: Send + 'static>(gateway: &Gateway, principal: &Principal, queue: Arc<Queue>, held: T) -> Response {
-    let now = gateway.node().seams.clock.wall();
-    let left = Duration::from_millis(u64::try_from(principal.expires_at.0 - now.0).unwrap_or(0));
+fn respond<T: Send + 'static>(gateway: &Gateway, principal: &Principal, queue: Arc<Queue<Bytes>>, held: T) -> Response {
     let reading = Reading {
         queue,
         shutdown: gateway.shutdown(),
         gateway: gateway.clone(),
-        expires: Instant::now() + left,
+        expires: end_of_token(gateway, principal),
         stage: Stage::Begins,
         _held: held,
     };
@@ -162,6 +159,12 @@ fn respond<T: Send + 'static>(gateway: &Gateway, principal: &Principal, queue: A
         Some((Ok::<_, Infallible>(bytes), reading))
     });
     event_stream(Body::from_stream(body))
+}
+
+/// When a stream has to end because its token does.
+pub(super) fn end_of_token(gateway: &Gateway, principal: &Principal) -> Instant {
+    let now = gateway.node().seams.clock.wall();
+    Instant::now() + Duration::from_millis(u64::try_from(principal.expires_at.0 - now.0).unwrap_or(0))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -174,7 +177,7 @@ enum Stage {
 
 /// The reading side of a stream.
 struct Reading<T> {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Bytes>>,
     shutdown: Shutdown,
     gateway: Gateway,
     expires: Instant,
@@ -217,90 +220,12 @@ impl<T> Drop for Reading<T> {
     }
 }
 
-/// What waits for a stream's client, within a bound.
-struct Queue {
-    limit_bytes: usize,
-    state: Mutex<Waiting>,
-    filled: Notify,
-    room: Notify,
-}
-
-#[derive(Default)]
-struct Waiting {
-    events: VecDeque<Bytes>,
-    bytes: usize,
-    closed: bool,
-}
-
-impl Queue {
-    fn new(limit_bytes: usize) -> Self {
-        Self { limit_bytes, state: Mutex::default(), filled: Notify::new(), room: Notify::new() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, Waiting> {
-        self.state.lock().expect("no holder of the queue panics")
-    }
-
-    /// The next event; `None` when the queue is closed and empty. Cancel safe.
-    async fn next(&self) -> Option<Bytes> {
-        loop {
-            {
-                let mut state = self.state();
-                if let Some(event) = state.events.pop_front() {
-                    state.bytes -= event.len();
-                    if state.bytes <= self.limit_bytes / 2 {
-                        self.room.notify_waiters();
-                    }
-                    return Some(event);
-                }
-                if state.closed {
-                    return None;
-                }
-            }
-            self.filled.notified().await;
-        }
-    }
-
-    fn close(&self) {
-        self.state().closed = true;
-        self.filled.notify_one();
-        self.room.notify_waiters();
-    }
-
-    async fn room(&self) {
-        loop {
-            let notified = self.room.notified();
-            tokio::pin!(notified);
-            // Registered before the look, so that no wake-up falls in between.
-            notified.as_mut().enable();
-            {
-                let state = self.state();
-                if state.closed || state.bytes <= self.limit_bytes / 2 {
-                    return;
-                }
-            }
-            notified.await;
-        }
-    }
-}
-
-struct EventSink(Arc<Queue>);
+struct EventSink(Arc<Queue<Bytes>>);
 
 impl FrameSink for EventSink {
     fn push(&self, frame: &Arc<Frame>) -> Push {
         let event = frame.event_stream();
-        let mut state = self.0.state();
-        if state.closed {
-            return Push::Closed;
-        }
-        let limit = if frame.class() == Class::Live { self.0.limit_bytes / 2 } else { self.0.limit_bytes };
-        if !state.events.is_empty() && state.bytes + event.len() > limit {
-            return Push::Behind;
-        }
-        state.bytes += event.len();
-        state.events.push_back(event.clone());
-        self.0.filled.notify_one();
-        Push::Accepted
+        self.0.push(event.clone(), event.len(), frame.class())
     }
 
     fn room(&self) -> BoxFuture<'static, ()> {

@@ -56,6 +56,14 @@ pub enum InvalidAgents {
     /// More agents than allowed.
     #[error("agents: has {0} entries; at most {AGENTS_MAX} are allowed")]
     TooMany(usize),
+    /// A setting names an agent that is not there.
+    #[error("{field}: there is no agent {name}")]
+    NoSuch {
+        /// The setting.
+        field: &'static str,
+        /// What it names.
+        name: AgentName,
+    },
 }
 
 /// What an agent's turns may use.

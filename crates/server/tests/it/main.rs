@@ -5,6 +5,7 @@ mod harness;
 mod access;
 mod agents;
 mod bad_input;
+mod chats;
 mod cluster;
 mod conversations;
 mod events;

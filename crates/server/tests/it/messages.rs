@@ -259,8 +259,6 @@ async fn methods_and_paths_that_do_not_exist_say_so() {
         ("PATCH", "/v1/conversations/c/messages/1"),
         ("DELETE", "/v1/conversations/c/messages/1"),
         ("POST", "/v1/nodes/n/drain"),
-        ("POST", "/ai/chat"),
-        ("GET", "/ai/chat/c/stream"),
         ("GET", "/nothing"),
         ("GET", "/v1"),
         ("GET", "/v1/conversations/"),

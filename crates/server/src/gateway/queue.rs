@@ -1,0 +1,96 @@
+//! What waits for a stream's client, within a bound.
+//!
+//! Invariant: no more than the limit waits, but for one item that is larger by itself; an item that may be dropped finds less
+//! room than one that may not, so that records always find some.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+
+use tokio::sync::Notify;
+
+use crate::frame::Class;
+use crate::hub::sink::Push;
+
+/// Items between a hub that pushes and a response that is read. Pushing never waits.
+pub(super) struct Queue<T> {
+    limit_bytes: usize,
+    state: Mutex<Waiting<T>>,
+    filled: Notify,
+    room: Notify,
+}
+
+struct Waiting<T> {
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    closed: bool,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(limit_bytes: usize) -> Self {
+        let state = Mutex::new(Waiting { items: VecDeque::new(), bytes: 0, closed: false });
+        Self { limit_bytes, state, filled: Notify::new(), room: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Waiting<T>> {
+        self.state.lock().expect("no holder of the queue panics")
+    }
+
+    /// Takes an item of so many bytes, or says why not.
+    pub(super) fn push(&self, item: T, bytes: usize, class: Class) -> Push {
+        let mut state = self.state();
+        if state.closed {
+            return Push::Closed;
+        }
+        let limit = if class == Class::Live { self.limit_bytes / 2 } else { self.limit_bytes };
+        if !state.items.is_empty() && state.bytes + bytes > limit {
+            return Push::Behind;
+        }
+        state.bytes += bytes;
+        state.items.push_back((item, bytes));
+        self.filled.notify_one();
+        Push::Accepted
+    }
+
+    /// The next item; `None` when the queue is closed and empty. Cancel safe.
+    pub(super) async fn next(&self) -> Option<T> {
+        loop {
+            {
+                let mut state = self.state();
+                if let Some((item, bytes)) = state.items.pop_front() {
+                    state.bytes -= bytes;
+                    if state.bytes <= self.limit_bytes / 2 {
+                        self.room.notify_waiters();
+                    }
+                    return Some(item);
+                }
+                if state.closed {
+                    return None;
+                }
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.state().closed = true;
+        self.filled.notify_one();
+        self.room.notify_waiters();
+    }
+
+    /// Completes when there is room again, or nobody reads any more. Cancel safe.
+    pub(super) async fn room(&self) {
+        loop {
+            let notified = self.room.notified();
+            tokio::pin!(notified);
+            // Registered before the look, so that no wake-up falls in between.
+            notified.as_mut().enable();
+            {
+                let state = self.state();
+                if state.closed || state.bytes <= self.limit_bytes / 2 {
+                    return;
+                }
+            }
+            notified.await;
+        }
+    }
+}

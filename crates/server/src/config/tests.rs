@@ -241,6 +241,7 @@ fn the_fields_are_exactly_the_configuration() {
     config.link_listen = Some("127.0.0.1:4002".parse().expect("an address"));
     config.link_advertise = Some("node-1:4002".parse().expect("an address"));
     config.advertise_url = Some("https://conch.example".parse().expect("a URL"));
+    config.ai.agent = Some("demo".parse().expect("a name"));
     let variable = || Some(agents::FromEnv::with_value("X", Secret::new([1; 32])));
     config.agents.0.values_mut().for_each(|agent| {
         for text in [&mut agent.base_url, &mut agent.model, &mut agent.system, &mut agent.url] {

@@ -113,8 +113,37 @@ fn a_server_that_forgets_and_a_pooler_that_mixes_sessions_are_refused() {
     let forgetful = TestServer::start(Disk::NotSynced, &[]);
     place.refuses(place.serve(&forgetful.url("postgres"), &[]), 1, &["fsync=off", "postgresql.conf"]);
     let (server, _) = server();
-    let pooler = Pooler::start(&server, "ignore_startup_parameters = options");
+    let pooler = Pooler::start(&server, "transaction", "");
     place.refuses(place.serve(&pooler.url("postgres"), &[]), 1, &["a pooler that shares sessions", "session mode"]);
+}
+
+/// An operator's command on a store.
+fn beside(arguments: &[&str], url: &str) -> Done {
+    let mut command = conch(arguments);
+    command.args(["--store", url]).env("CONCH_AUTH_SECRET", SECRET);
+    Done::of(command.output().expect("the binary starts"))
+}
+
+#[test]
+fn a_pooler_in_session_mode_carries_a_node_and_the_commands_beside_it() {
+    let (server, _) = server();
+    let pooler = Pooler::start(&server, "session", "default_pool_size = 60");
+    let (url, place) = (pooler.url("postgres"), Place::new());
+    let run = |arguments: &[&str]| {
+        let mut command = place.home.command(arguments);
+        command.env("CONCH_STORE", &url).env("CONCH_AUTH_SECRET", SECRET);
+        Done::of(command.output().expect("the binary starts"))
+    };
+    for text in ["first", "second"] {
+        let node = place.home.start_with(place.serve(&url, &[]));
+        assert_eq!(run(&["create", "room"]).code, 0);
+        let sent = run(&["send", "room", text]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert_eq!(beside(&["canary"], &url).code, 0);
+        assert_eq!(node.terminate().code(), Some(0));
+    }
+    let history = run(&["verify"]);
+    assert_eq!(history.code, 0, "{history:?}");
 }
 
 #[test]

@@ -26,7 +26,8 @@ use crate::StoreError;
 pub(super) const DIAL_LIMIT: Duration = Duration::from_secs(4);
 /// Longest wait for an answer; a little more than the server's own limits, so that it answers first.
 pub(super) const CALL_LIMIT: Duration = Duration::from_millis(5_500);
-/// What every session runs with (design: leases and fences). Given at its start, so that a RESET comes back to it.
+/// What every session runs with (design: leases and fences). Set by statements, before anything else: poolers in session mode
+/// pass these on, and not what a connection is opened with. So a RESET does not come back to it; see [`statements`].
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("statement_timeout", "4s"),
     ("lock_timeout", "2s"),
@@ -74,23 +75,46 @@ impl Dialer {
     pub(super) async fn dial_watched(&self, purpose: &str) -> Result<(Session, JoinHandle<()>), CallError> {
         let mut config = self.target.config.clone();
         config.application_name(format!("conch/{}/{purpose}", self.node));
-        let settings =
-            SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
-        let given = config.get_options().map(str::to_owned);
-        config.options(given.into_iter().chain(settings).collect::<Vec<_>>().join(" "));
+        let settings = [statements(SETTINGS), statements(self.further)].concat();
         let dialled = tokio::time::timeout(DIAL_LIMIT, async {
-            match &self.target.encryption {
+            let opening = Opening(Some(match &self.target.encryption {
                 Encryption::Off => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    Ok(Session::start(client, connection))
+                    Session::start(client, connection)
                 }
                 Encryption::Tls(connector) => {
                     let (client, connection) = config.connect(connector.clone()).await?;
-                    Ok(Session::start(client, connection))
+                    Session::start(client, connection)
                 }
-            }
+            }));
+            opening.set(&settings).await
         });
         dialled.await.unwrap_or(Err(CallError::TimedOut(DIAL_LIMIT)))
+    }
+}
+
+/// The statements that set these, to be sent at once.
+pub(super) fn statements(settings: &[(&str, &str)]) -> String {
+    settings.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect()
+}
+
+/// A session without its settings, which is given up if it does not get them, or nobody waits for that.
+struct Opening(Option<(Session, JoinHandle<()>)>);
+
+impl Opening {
+    async fn set(mut self, settings: &str) -> Result<(Session, JoinHandle<()>), CallError> {
+        let (session, _) = self.0.as_ref().expect("it is there until it is taken below");
+        // One message, so that it is one round trip; not armed, for no statement of ours runs yet.
+        session.client.batch_execute(settings).await?;
+        Ok(self.0.take().expect("it was there"))
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some((session, _)) = &self.0 {
+            session.give_up();
+        }
     }
 }
 

@@ -67,9 +67,10 @@ fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String>
         return Ok(OpenError::ReadOnly { place });
     }
     match error.as_db_error() {
-        // PgBouncer passes no settings on unless it is told to ignore them.
+        // Of PgBouncer, about what the URL asks for: Conch's own settings are statements.
         Some(answer) if answer.message().contains("unsupported startup parameter") => {
-            Ok(OpenError::Pooler { evidence: format!("it refuses a session's settings: {}", answer.message()) })
+            let detail = format!("{detail}; a pooler does not pass on what the URL's options set");
+            Ok(OpenError::Refused { place, detail })
         }
         Some(answer) if PASSING.contains(&answer.code().code()) => Err(detail),
         Some(_) => Ok(OpenError::Refused { place, detail }),

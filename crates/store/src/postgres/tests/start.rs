@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::error::OpenError;
-use super::super::testing::{Pooler, TestServer};
+use super::super::testing::TestServer;
 use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored};
 use super::fixture::{Clock, connect, database, options};
 use super::rig::{A, create, register, take};
@@ -152,35 +152,4 @@ async fn a_copied_database_is_refused_until_it_is_declared() {
     assert_eq!(next.generation, generation);
     assert_eq!(next.first_seq.0, (generation.0 - 1) * 1_000_000 + 1, "a million numbers a generation");
     assert!(store.log().await.expect("answers").as_str().ends_with(&format!(".{generation}")));
-}
-
-#[tokio::test]
-async fn a_pooler_that_shares_sessions_is_refused() {
-    let (database, _client) = database(Clock::Real).await;
-    for (settings, evidence) in [
-        // As it comes: it does not know the settings that a session asks for.
-        ("", "unsupported startup parameter"),
-        // Told to ignore them: then they are not set.
-        ("ignore_startup_parameters = options", "the setting statement_timeout is"),
-        // Told to set them itself: then sessions are mixed up.
-        (
-            "ignore_startup_parameters = options\nserver_reset_query =\nserver_check_query = select 1\nconnect_query",
-            "one session ran in the server processes",
-        ),
-    ] {
-        let settings = match settings.strip_suffix("connect_query") {
-            None => settings.to_owned(),
-            Some(settings) => {
-                let sets = super::super::session::SETTINGS
-                    .iter()
-                    .map(|(name, value)| format!("ALTER DATABASE {} SET {name} = '{value}'", database.name()));
-                sets.for_each(|sql| TestServer::shared().sql(&sql));
-                settings.to_owned()
-            }
-        };
-        let pooler = Pooler::start(TestServer::shared(), &settings);
-        let error = refusal(&pooler.url(database.name()), options("a")).await;
-        assert!(matches!(error, OpenError::Pooler { .. }), "{error}");
-        assert!(error.to_string().contains(evidence), "{error}");
-    }
 }

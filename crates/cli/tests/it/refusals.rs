@@ -112,9 +112,27 @@ fn a_server_that_forgets_and_a_pooler_that_mixes_sessions_are_refused() {
     let place = Place::new();
     let forgetful = TestServer::start(Disk::NotSynced, &[]);
     place.refuses(place.serve(&forgetful.url("postgres"), &[]), 1, &["fsync=off", "postgresql.conf"]);
-    let (server, _) = server();
+    let (server, url) = server();
+    let node = place.home.start_with(place.serve(&url, &[]));
+    assert_eq!(node.terminate().code(), Some(0), "there are tables");
     let pooler = Pooler::start(&server, "transaction", "");
-    place.refuses(place.serve(&pooler.url("postgres"), &[]), 1, &["a pooler that shares sessions", "session mode"]);
+    let url = pooler.url("postgres");
+    let said = ["a pooler that shares sessions", "session mode"];
+    // Whatever the ones before have left in the pooler.
+    for _ in 0..3 {
+        place.refuses(place.serve(&url, &[]), 1, &said);
+    }
+    let commands: [&[&str]; 5] = [
+        &["canary"],
+        &["verify"],
+        &["expel", "00000000-0000-4000-8000-000000000001"],
+        &["restored", "--above", "9"],
+        &["leases", "switch", "--leases", "postgres"],
+    ];
+    for command in commands {
+        let done = beside(command, &url);
+        assert!(done.code == 1 && said.iter().all(|part| done.stderr.contains(part)), "{command:?}: {done:?}");
+    }
 }
 
 /// An operator's command on a store.

@@ -63,7 +63,7 @@ pub enum OpenError {
     /// Between us and the server sessions are mixed up.
     #[error(
         "the database is behind a pooler that shares sessions ({evidence}); leases and locks need sessions of their own: \
-         connect to the server itself, or through a pooler in session mode"
+         connect to the server itself, or through a pooler in session mode that resets a session before another one gets it"
     )]
     Pooler {
         /// What gave it away.
@@ -205,6 +205,12 @@ fn ends_the_session(answer: &DbError) -> bool {
     });
     let code = answer.code();
     fatal || code.code().starts_with("57P") || code.code().starts_with("08") || code.code() == "40003"
+}
+
+/// A statement was prepared in one server process and looked for, or prepared again, in another.
+pub(super) fn sessions_are_mixed_up(error: &tokio_postgres::Error) -> bool {
+    let mixed_up = [&SqlState::INVALID_SQL_STATEMENT_NAME, &SqlState::DUPLICATE_PSTATEMENT];
+    error.code().is_some_and(|code| mixed_up.contains(&code))
 }
 
 /// An error with its causes, which the driver keeps apart.

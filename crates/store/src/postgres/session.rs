@@ -16,9 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
-use super::error::{CallError, text_of};
+use super::error::{CallError, sessions_are_mixed_up, text_of};
 use super::url::{Encryption, Target};
 use crate::StoreError;
 
@@ -177,6 +177,16 @@ impl Session {
         self.bounded(limit, async { self.client.batch_execute(sql).await.map_err(CallError::from) }).await
     }
 
+    /// Runs a statement without a prepared one, and returns its only row.
+    pub(super) async fn simple(&self, sql: &str) -> Result<SimpleQueryRow, CallError> {
+        let answer = self.bounded(CALL_LIMIT, async { self.client.simple_query(sql).await.map_err(CallError::from) });
+        let row = answer.await?.into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        row.ok_or_else(|| StoreError::Damaged("a query without a row".to_owned()).into())
+    }
+
     /// The client itself, for a transaction or a stream.
     pub(super) fn client(&self) -> &Client {
         self.armed.store(true, Ordering::Relaxed);
@@ -206,9 +216,11 @@ impl Session {
         if let Some(statement) = known {
             return Ok(statement);
         }
-        // Nothing was written yet, whatever goes wrong here.
-        let prepared = self.client.prepare(sql).await;
-        let statement = prepared.map_err(|error| StoreError::Unavailable(text_of(&error)))?;
+        // Nothing was written yet, whatever goes wrong here. Mixed-up sessions are passed on as what they are.
+        let statement = self.client.prepare(sql).await.map_err(|error| match sessions_are_mixed_up(&error) {
+            true => CallError::Postgres(error),
+            false => StoreError::Unavailable(text_of(&error)).into(),
+        })?;
         self.statements.lock().unwrap_or_else(PoisonError::into_inner).insert(sql, statement.clone());
         Ok(statement)
     }

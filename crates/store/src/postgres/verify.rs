@@ -59,7 +59,7 @@ pub async fn verify_conversation(
 
 async fn open(database: &str, options: &Options) -> Result<(Session, Dialer), OpenError> {
     let dialer = Dialer::new(url::parse(database)?, options.node.to_string());
-    let session = start::connect(&dialer, options.connect_patience).await?;
+    let session = start::connect_alone(&dialer, options.connect_patience).await?;
     schema::expect(&session, dialer.place()).await?;
     // A slow disk must not end the check.
     let patient = "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0";

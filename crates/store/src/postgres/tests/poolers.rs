@@ -58,6 +58,7 @@ async fn a_pooler_that_shares_sessions_is_refused() {
         ("transaction", "", "one session ran in the server processes"),
         ("transaction", "ignore_startup_parameters = options", "one session ran in the server processes"),
         ("transaction", "default_pool_size = 1", "a session waits for another one's transaction"),
+        ("statement", "", "it refuses transactions"),
     ] {
         let pooler = Pooler::start(TestServer::shared(), mode, settings);
         let error = PostgresStore::open(&pooler.url(database.name()), options("a")).await.expect_err("is refused");

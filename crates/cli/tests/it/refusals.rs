@@ -182,7 +182,8 @@ fn nodes_of_one_database_agree_on_the_place_of_the_leases_and_on_the_secret() {
     let (first, second) = (Place::new(), Place::new());
     let node = first.home.start_with(first.serve(&url, &["--node", "a"]));
     let etcd = TestCluster::shared().url();
-    let said = ["keeps its leases in this database", "told the etcd cluster", "conch leases switch"];
+    let said =
+        ["keeps its leases in this database", "told the etcd cluster", "set CONCH_LEASES", "conch leases switch"];
     second.refuses(second.serve(&url, &["--node", "b", "--leases", &etcd]), 1, &said);
     let mut other = second.serve(&url, &["--node", "b"]);
     other.env("CONCH_AUTH_SECRET", OTHER_SECRET);

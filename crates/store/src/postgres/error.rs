@@ -106,7 +106,8 @@ pub enum OpenError {
     },
     /// The cluster keeps its leases in another place.
     #[error(
-        "the cluster of this database keeps its leases in {recorded}, and this node was told {asked}; see `conch leases switch`"
+        "the cluster of this database keeps its leases in {recorded}, and this process was told {asked}; set CONCH_LEASES to \
+         where they are (a node: --leases), or move them with all nodes stopped: `conch leases switch`"
     )]
     LeaseMode {
         /// What the database says.

@@ -46,7 +46,8 @@ pub(super) async fn probe(client: &Client, patience: Duration) -> Result<u64, Op
             Ok(cluster) => return Ok(cluster),
             Err(trouble) => trouble,
         };
-        if started.elapsed() + pause > patience {
+        let left = patience.saturating_sub(started.elapsed());
+        if left.is_zero() {
             let place = client.target().place();
             return Err(match trouble {
                 Trouble::Unreachable(detail) => OpenError::Unreachable { place, tries, detail },
@@ -54,7 +55,8 @@ pub(super) async fn probe(client: &Client, patience: Duration) -> Result<u64, Op
                 Trouble::Refused(detail) => OpenError::Refused { place, detail },
             });
         }
-        tokio::time::sleep(pause).await;
+        // The last try is made when the patience ends.
+        tokio::time::sleep(pause.min(left)).await;
         pause = (pause * 2).min(RETRY_PAUSE_MAX);
     }
 }

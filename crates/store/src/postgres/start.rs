@@ -55,11 +55,13 @@ pub(super) async fn connect(dialer: &Dialer, patience: Duration) -> Result<Sessi
             Ok(refusal) => return Err(refusal),
             Err(detail) => detail,
         };
-        if started.elapsed() + pause > patience {
+        let left = patience.saturating_sub(started.elapsed());
+        if left.is_zero() {
             return Err(OpenError::Connect { place: dialer.place().to_owned(), tries, detail });
         }
         tracing::debug!(tries, detail, "the database cannot be reached yet");
-        tokio::time::sleep(pause).await;
+        // The last try is made when the patience ends.
+        tokio::time::sleep(pause.min(left)).await;
         pause = (pause * 2).min(RETRY_PAUSE_MAX);
     }
 }

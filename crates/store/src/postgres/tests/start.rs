@@ -36,7 +36,9 @@ async fn a_database_or_role_that_is_not_there_is_named() {
 async fn a_server_that_is_not_there_is_tried_for_a_while() {
     let mut options = options("a");
     options.connect_patience = Duration::from_millis(500);
+    let begun = tokio::time::Instant::now();
     let error = refusal("postgres://u:secret@/d?host=/tmp/conch-no-such-directory", options).await;
+    assert!(begun.elapsed() >= Duration::from_millis(500), "all of its patience, not only whole pauses");
     let OpenError::Connect { tries, .. } = &error else { panic!("{error}") };
     assert!(*tries > 1, "{error}");
     assert!(!error.to_string().contains("secret"), "{error}");

@@ -139,6 +139,8 @@ pub enum OpenError {
 pub(super) enum CallError {
     /// The driver's error: the server's answer, or the loss of the session.
     Postgres(tokio_postgres::Error),
+    /// The server does not sync its writes; nothing was asked.
+    FsyncOff,
     /// No answer within this time; the session was given up.
     TimedOut(Duration),
     /// The answer is not what it should be, or something was wrong before anything was sent.
@@ -170,6 +172,7 @@ impl CallError {
     pub(super) fn of_write(self) -> StoreError {
         match self {
             Self::Store(error) => error,
+            Self::FsyncOff => StoreError::Unavailable(OpenError::FsyncOff.to_string()),
             Self::TimedOut(limit) => StoreError::Ambiguous(format!("no answer within {} ms", limit.as_millis())),
             Self::Postgres(error) => match error.as_db_error() {
                 Some(answer) => of_answer(answer),

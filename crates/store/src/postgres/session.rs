@@ -1,6 +1,7 @@
 //! One connection to the server, its settings and its prepared statements.
 //!
-//! Invariants: every session runs READ COMMITTED, with the time-outs of [`SETTINGS`] and on a server that takes writes;
+//! Invariants: every session runs READ COMMITTED, with the time-outs of [`SETTINGS`] and on a server that takes writes and, as it
+//! says when the session begins, syncs them;
 //! a call that gets no answer in time gives its session up, so that nobody waits for it again; a server's warning while
 //! a statement runs ends the session, because the one that matters says "committed here, but not replicated".
 //!
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
+use super::Durability;
 use super::error::{CallError, sessions_are_mixed_up, text_of};
 use super::url::{Encryption, Target};
 use crate::StoreError;
@@ -45,18 +47,19 @@ pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(super) struct Dialer {
     target: Target,
     node: String,
+    durability: Durability,
     /// Settings besides [`SETTINGS`].
     further: &'static [(&'static str, &'static str)],
 }
 
 impl Dialer {
-    pub(super) fn new(target: Target, node: String) -> Self {
-        Self { target, node, further: &[] }
+    pub(super) fn new(target: Target, node: String, durability: Durability) -> Self {
+        Self { target, node, durability, further: &[] }
     }
 
     /// The same for sessions with these settings besides [`SETTINGS`].
     pub(super) fn with(&self, further: &'static [(&'static str, &'static str)]) -> Self {
-        Self { target: self.target.clone(), node: self.node.clone(), further }
+        Self { target: self.target.clone(), node: self.node.clone(), durability: self.durability, further }
     }
 
     /// Hosts and ports, for messages.
@@ -87,7 +90,7 @@ impl Dialer {
                     Session::start(client, connection)
                 }
             }));
-            opening.set(&settings).await
+            opening.set(&settings, self.durability).await
         });
         dialled.await.unwrap_or(Err(CallError::TimedOut(DIAL_LIMIT)))
     }
@@ -102,10 +105,18 @@ pub(super) fn statements(settings: &[(&str, &str)]) -> String {
 struct Opening(Option<(Session, JoinHandle<()>)>);
 
 impl Opening {
-    async fn set(mut self, settings: &str) -> Result<(Session, JoinHandle<()>), CallError> {
+    /// In one message, so that it is one round trip; not armed, for no statement of ours runs yet. The server may have been
+    /// restarted without what was checked when the node started.
+    async fn set(mut self, settings: &str, durability: Durability) -> Result<(Session, JoinHandle<()>), CallError> {
         let (session, _) = self.0.as_ref().expect("it is there until it is taken below");
-        // One message, so that it is one round trip; not armed, for no statement of ours runs yet.
-        session.client.batch_execute(settings).await?;
+        let answer = session.client.simple_query(&format!("{settings}SHOW fsync")).await?;
+        let syncs = answer.iter().any(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0) == Some("on"),
+            _ => false,
+        });
+        if !syncs && durability == Durability::Checked {
+            return Err(CallError::FsyncOff);
+        }
         Ok(self.0.take().expect("it was there"))
     }
 }

@@ -7,7 +7,7 @@ use tokio_postgres::error::SqlState;
 use super::error::{CallError, OpenError, sessions_are_mixed_up, text_of};
 use super::schema::{self, SYSTEM_ID};
 use super::session::{Dialer, SETTINGS, Session};
-use super::{Durability, LeaseMode, Options};
+use super::{LeaseMode, Options};
 use crate::StoreError;
 
 /// The oldest server, as `server_version_num` counts.
@@ -29,7 +29,7 @@ pub(super) struct Facts {
 /// Connects, checks the server and the way to it, and brings the tables to this version.
 pub(super) async fn prepare(dialer: &Dialer, options: &Options) -> Result<Session, OpenError> {
     let session = connect_alone(dialer, options.connect_patience).await?;
-    check_server(&session, dialer.place(), options.durability).await?;
+    check_server(&session, dialer.place()).await?;
     schema::migrate(&session, dialer.place()).await?;
     Ok(session)
 }
@@ -69,7 +69,11 @@ pub(super) async fn connect(dialer: &Dialer, patience: Duration) -> Result<Sessi
 /// `Ok`: it will not get better by waiting. `Err`: what went wrong this time.
 fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String> {
     let place = dialer.place().to_owned();
-    let CallError::Postgres(error) = error else { return Err(error.of_read().to_string()) };
+    let error = match error {
+        CallError::Postgres(error) => error,
+        CallError::FsyncOff => return Ok(OpenError::FsyncOff),
+        other => return Err(other.of_read().to_string()),
+    };
     let detail = text_of(&error);
     if detail.contains("database does not allow writes") {
         return Ok(OpenError::ReadOnly { place });
@@ -88,18 +92,15 @@ fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String>
     }
 }
 
-async fn check_server(session: &Session, place: &str, durability: Durability) -> Result<(), OpenError> {
+async fn check_server(session: &Session, place: &str) -> Result<(), OpenError> {
     let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
-               current_setting('fsync'), pg_is_in_recovery() OR current_setting('transaction_read_only')::bool";
+               pg_is_in_recovery() OR current_setting('transaction_read_only')::bool";
     let row = first(session, place, sql).await?;
     let number: i32 = row.get(0);
     if number < SERVER_VERSION_MIN {
         return Err(OpenError::ServerVersion { found: row.get(1), needed: SERVER_VERSION_MIN / 10_000 });
     }
-    if row.get::<_, &str>(2) != "on" && durability == Durability::Checked {
-        return Err(OpenError::FsyncOff);
-    }
-    if row.get(3) {
+    if row.get(2) {
         return Err(OpenError::ReadOnly { place: place.to_owned() });
     }
     Ok(())

@@ -3,7 +3,7 @@
 use super::super::error::OpenError;
 use super::super::session::{Dialer, SETTINGS};
 use super::super::testing::{Pooler, TestServer};
-use super::super::{PostgresStore, start, url};
+use super::super::{Durability, PostgresStore, start, url};
 use super::fixture::{Clock, database, options};
 use super::rig::{A, B, TTL, create, registration, seqs, take, until, write};
 use crate::LeaseStore;
@@ -37,7 +37,8 @@ async fn every_session_runs_with_the_settings_directly_and_through_a_pooler() {
     let set_there = format!("ALTER DATABASE {} SET statement_timeout = '7s'", database.name());
     TestServer::shared().sql(&set_there);
     for database in [database.url(), pooler.url(database.name())] {
-        let dialer = Dialer::new(url::parse(&database).expect("valid"), "a".to_owned()).with(&[("jit", "off")]);
+        let target = url::parse(&database).expect("valid");
+        let dialer = Dialer::new(target, "a".to_owned(), Durability::Unchecked).with(&[("jit", "off")]);
         // The first one has brought the tables up to date, under other time-outs.
         let prepared = start::prepare(&dialer, &options("a")).await.expect("will do");
         let dialled = dialer.dial("test").await.expect("connects");

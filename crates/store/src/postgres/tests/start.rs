@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use super::super::error::OpenError;
+use super::super::session::{Dialer, not_dialled};
 use super::super::testing::TestServer;
-use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored};
+use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored, url};
 use super::fixture::{Clock, connect, database, options};
 use super::rig::{A, create, register, take};
-use crate::{LeaseStore, LogStore};
+use crate::{LeaseStore, LogStore, StoreError};
 
 async fn refusal(url: &str, options: Options) -> OpenError {
     PostgresStore::open(url, options).await.expect_err("is refused")
@@ -20,6 +21,17 @@ async fn a_server_without_fsync_is_refused() {
     options.durability = Durability::Checked;
     let error = refusal(&database.url(), options).await;
     assert!(error.to_string().contains("fsync=off"), "{error}");
+}
+
+/// It may have been restarted under a running node.
+#[tokio::test]
+async fn a_server_without_fsync_gets_no_new_session_of_a_running_node() {
+    let server = TestServer::shared();
+    let target = url::parse(&server.url("postgres")).expect("valid");
+    let dialer = Dialer::new(target, "a".to_owned(), Durability::Checked);
+    let Err(error) = dialer.dial("append").await else { panic!("it does not sync") };
+    let error = not_dialled(&dialer, error);
+    assert!(matches!(&error, StoreError::Unavailable(text) if text.contains("fsync=off")), "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
 //!
 //! Start: load the key, lock and open the store, bind the listeners, register the lease, then be ready. Stop: be ready no
-//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
+//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away. Who is told
+//! to stop while starting waits for nothing of the store's, and gives back what was registered.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use conch_core::death::DeathWatch;
 use conch_core::ids::Incarnation;
 use conch_core::lease::LeaseTiming;
-use conch_store::Store;
+use conch_store::{Store, StoreError};
 use tokio::sync::watch;
 
 use crate::auth::origin::OriginPolicy;
@@ -71,7 +72,7 @@ pub enum ServeError {
     Agents(#[from] InvalidAgents),
     /// The node could not be registered.
     #[error("the node could not be registered: {0}")]
-    Register(conch_store::StoreError),
+    Register(StoreError),
     /// The lease was lost: another process declared this one dead.
     #[error("the node's lease was lost; restart the process to register again")]
     LeaseLost,
@@ -112,7 +113,13 @@ pub async fn run(
     let key = stores::signing_key(&config, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
-    let store = stores::open(&config, &key).await?;
+    let mut stop = std::pin::pin!(stop);
+    let store = tokio::select! {
+        biased;
+        // Not cancel safe; what it leaves undone was not registered, and ends with its connections.
+        opened = stores::open(&config, &key) => opened?,
+        () = &mut stop => return Ok(Ended::InOrder),
+    };
     run_on(store, key, config, started, stop).await
 }
 
@@ -127,6 +134,7 @@ pub async fn run_on(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
+    let mut stop = std::pin::pin!(stop);
     let agents = Arc::new(config.agents()?);
     let listener = Listener::bind(config.listen).await?;
     let metrics = Arc::new(Metrics::new());
@@ -157,7 +165,11 @@ pub async fn run_on(
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;
-    let mut lease = heartbeat::start(&node, port.advertised.clone()).await.map_err(ServeError::Register)?;
+    let limit = Duration::from_millis(config.limits.drain_ms);
+    let mut lease = match register(&node, port.advertised.clone(), stop.as_mut(), limit).await? {
+        Registered::Holds(lease) => lease,
+        Registered::Stopped(ended) => return Ok(ended),
+    };
     let Assembled { gateway, router, open } = assemble(&node, port, agents, &key, &config)?;
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
@@ -173,7 +185,6 @@ pub async fn run_on(
         }
         LeaseState::Held => {
             readiness.advance(ReadinessState::Draining);
-            let limit = Duration::from_millis(config.limits.drain_ms);
             Ok(shut_down(&node, &gateway, &router, open, limit).await)
         }
     };
@@ -182,6 +193,43 @@ pub async fn run_on(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// How a registration ended.
+enum Registered {
+    /// The node has its lease.
+    Holds(watch::Receiver<LeaseState>),
+    /// It was told to stop meanwhile, and has given back what was registered.
+    Stopped(Ended),
+}
+
+/// Registers the node, unless it is told to stop. A registration that is under way then is awaited, within `limit`, because
+/// nobody could tell whether to give it back.
+async fn register(
+    node: &Arc<Node>,
+    address: String,
+    stop: impl Future<Output = ()>,
+    limit: Duration,
+) -> Result<Registered, ServeError> {
+    let mut registering = std::pin::pin!(heartbeat::start(node, address));
+    tokio::select! {
+        biased;
+        lease = &mut registering => return lease.map(Registered::Holds).map_err(ServeError::Register),
+        () = stop => {}
+    }
+    let in_order = async {
+        let lease = registering.await;
+        if let Err(StoreError::Unavailable(_) | StoreError::Full(_)) = lease {
+            // It was refused: there is nothing to give back.
+            return Ok(());
+        }
+        node.store.deregister(node.me).await.map(drop)
+    };
+    Ok(Registered::Stopped(match tokio::time::timeout(limit, in_order).await {
+        Ok(Ok(())) => Ended::InOrder,
+        // If there is a row, it stays until it expires.
+        Ok(Err(_)) | Err(_) => Ended::OutOfTime,
+    }))
 }
 
 /// What runs on a node that has its lease.

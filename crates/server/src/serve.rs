@@ -174,11 +174,15 @@ pub async fn run_on(
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
-    readiness.advance(ReadinessState::Ready);
-    started(addresses);
-
-    let stop = stop_or_drain(stop, node.nodes.watch(), node.me);
-    let outcome = match wait_for_end(stop, &mut lease).await {
+    let told = async {
+        if first_view(stop.as_mut(), node.nodes.watch()).await == Start::Stopped {
+            return;
+        }
+        readiness.advance(ReadinessState::Ready);
+        started(addresses);
+        stop_or_drain(stop, node.nodes.watch(), node.me).await;
+    };
+    let outcome = match wait_for_end(told, &mut lease).await {
         LeaseState::Lost => {
             readiness.advance(ReadinessState::LeaseLost);
             Err(ServeError::LeaseLost)
@@ -281,6 +285,24 @@ fn assemble(
     Ok(Assembled { gateway, router, open })
 }
 
+/// Whether a start goes on.
+#[derive(PartialEq, Eq)]
+enum Start {
+    GoesOn,
+    Stopped,
+}
+
+/// Waits for the first look at the nodes' rows: before it the node knows of no other one, nor of itself, and would say so.
+async fn first_view(stop: impl Future<Output = ()>, mut views: watch::Receiver<Arc<View>>) -> Start {
+    // Both branches are cancel safe.
+    tokio::select! {
+        biased;
+        () = stop => Start::Stopped,
+        // An error: nobody looks any more, and there is nothing to wait for.
+        _ = views.wait_for(|view| view.read_at.is_some()) => Start::GoesOn,
+    }
+}
+
 /// Completes when the process is told to stop, or the node to drain: an operator marks its row, through whichever node.
 async fn stop_or_drain(stop: impl Future<Output = ()>, mut views: watch::Receiver<Arc<View>>, me: Incarnation) {
     let marked = async {
@@ -380,4 +402,24 @@ async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
 
 fn fresh_secret() -> [u8; 32] {
     rand::random()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use conch_core::time::Monotonic;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_waits_for_the_first_look_at_the_nodes_or_for_its_end() {
+        let nodes = Nodes::default();
+        let mut waits = std::pin::pin!(first_view(pending(), nodes.watch()));
+        assert!(waits.as_mut().now_or_never().is_none());
+        assert!(first_view(ready(()), nodes.watch()).await == Start::Stopped);
+        nodes.set(Vec::new(), Monotonic::default());
+        assert!(waits.await == Start::GoesOn);
+    }
 }

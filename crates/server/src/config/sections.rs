@@ -39,7 +39,7 @@ section! {
         ops_listen: SocketAddr = fixed("127.0.0.1:4001"), Text("ADDRESS:PORT");
         /// Where other nodes connect; not set: this node has no link. Never a public network. Loopback only until auth.secret, auth.secret_file, link.secret or the link's TLS files are set.
         link_listen: Option<SocketAddr> = None, Text("ADDRESS:PORT");
-        /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
+        /// Where other nodes reach this very process (a pod or host, not a service address, and not 0.0.0.0 or [::]); not set: link_listen, which then must not be one of these either.
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where the records are.
         store: StoreUrl = fixed("sqlite:./conch-data"), Text("sqlite:DIR or postgres://USER@HOST/DATABASE");

@@ -229,7 +229,7 @@ fn a_peer_with_another_secret_or_version_is_turned_away_and_named() {
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let ours = format!("this node {VERSION}");
-    assert!(answer.contains("version 2.0") && answer.contains(&ours), "{answer:?}");
+    assert!(answer.contains("cannot be understood: it speaks version 2.0") && answer.contains(&ours), "{answer:?}");
     until("the log to name the version", || log_of(&logs[0]).contains("version 2.0").then_some(()));
 
     let (_b, _) = linked(&second, &url, "b", OTHER_SECRET, &logs[1]);

@@ -10,4 +10,5 @@ mod memory;
 mod node;
 mod operators;
 mod refusals;
+mod stops;
 mod verify;

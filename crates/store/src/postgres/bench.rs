@@ -14,7 +14,7 @@ use super::append::Records;
 use super::error::{CallError, OpenError};
 use super::rows::Id;
 use super::session::{Dialer, Parameters, Session};
-use super::{start, url};
+use super::{Durability, start, url};
 use crate::{Batch, StoreError};
 
 /// Longest time for making or dropping the schema, and for filling a table.
@@ -64,11 +64,11 @@ impl Area {
         }
         let joint = if database.contains('?') { '&' } else { '?' };
         let url = format!("{database}{joint}options=-csearch_path%3D{name}");
-        let make = Dialer::new(url::parse(database)?, "bench".to_owned());
+        let make = Dialer::new(url::parse(database)?, "bench".to_owned(), Durability::Unchecked);
         let failed = |error| start::failed(make.place(), error);
         let outside = start::connect(&make, CONNECT_PATIENCE).await?;
         outside.batch(&format!("CREATE SCHEMA {name}"), COMMAND_LIMIT).await.map_err(failed)?;
-        let inside = Dialer::new(url::parse(&url)?, "bench".to_owned());
+        let inside = Dialer::new(url::parse(&url)?, "bench".to_owned(), Durability::Unchecked);
         let session = start::connect(&inside, CONNECT_PATIENCE).await?;
         let patient = format!("SET statement_timeout = '{}s'", COMMAND_LIMIT.as_secs());
         session.batch(&patient, COMMAND_LIMIT).await.map_err(failed)?;
@@ -129,7 +129,7 @@ impl Area {
     /// # Errors
     /// As the server's.
     pub async fn unfenced(&self) -> Result<Unfenced, OpenError> {
-        let dialer = Dialer::new(url::parse(&self.url)?, "bench".to_owned());
+        let dialer = Dialer::new(url::parse(&self.url)?, "bench".to_owned(), Durability::Unchecked);
         let session = start::connect(&dialer, CONNECT_PATIENCE).await?;
         session.batch(UNFENCED_TABLE, COMMAND_LIMIT).await.map_err(|error| start::failed(dialer.place(), error))?;
         Ok(Unfenced { session })

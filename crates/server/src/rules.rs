@@ -61,6 +61,22 @@ pub enum Rule {
     FewHandOverAtOnce,
     /// A socket is given one page of history at a time, and none while it has not taken the one before.
     OneUnreadPage,
+    /// A turn is run whether or not anybody watches.
+    TurnsNeedNoViewer,
+    /// Whoever resumes is shown only what lies after its position.
+    ResumeIsAfter,
+    /// A cancel stops what runs before it is answered.
+    CancelStops,
+    /// A step's key is the same whoever runs it.
+    KeysOutliveOwners,
+    /// Whoever goes on with a turn takes the results of completed steps from its journal.
+    StepsAreReplayed,
+    /// All that resolves an await has one key.
+    OneKeyForEachAwait,
+    /// A checkpoint holds what is open, not what was.
+    CheckpointsForget,
+    /// A session is thawed from its checkpoint.
+    CheckpointsAreUsed,
 }
 
 /// The rules that hold.

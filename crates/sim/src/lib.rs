@@ -17,6 +17,7 @@ pub mod machine;
 pub mod model;
 pub mod network;
 pub mod observer;
+pub mod outside;
 pub mod recorder;
 pub mod scenario;
 pub mod shared;

@@ -22,6 +22,7 @@ use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::people::People;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
+use conch_server::turn::agent::TurnAgent;
 use conch_server::turn::agents::{AgentConfig, AgentLimits, Agents, DEMO};
 use conch_store::faulty::FaultyStore;
 use conch_store::{LogStore as _, Store};
@@ -33,6 +34,7 @@ use crate::coverage::Tally;
 use crate::dice::Dice;
 use crate::executor::{ClockStart, Executor, Process};
 use crate::network::{Network, SimulatedLink};
+use crate::outside::{Echo, Outside, Reader, Smith, Walker};
 use crate::recorder::Recorder;
 use crate::shared::{Shared, lock, shared};
 use crate::weather::{Orders, SeededPlan, Weather};
@@ -111,6 +113,8 @@ pub struct Site {
     pub complaints: Shared<Vec<String>>,
     /// What each process that ever registered counted itself.
     pub metrics: Shared<Vec<Arc<Metrics>>>,
+    /// What agents of scenes reach.
+    pub outside: Outside,
 }
 
 impl Site {
@@ -252,7 +256,7 @@ impl Machine {
             publishing.0.published(conversation);
             publishing.1.published(conversation, seq);
         });
-        let parts = Parts { agents: Arc::new(agents()), on_published, link: link.clone() };
+        let parts = Parts { agents: Arc::new(agents(&self.site.outside)), on_published, link: link.clone() };
         let router = Router::start(node.clone(), parts);
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
         let watch = DeathWatch::without(limits.timing, &self.site.removed.guards);
@@ -332,12 +336,19 @@ impl Machine {
     }
 }
 
-/// The demo agent at its quickest, and [`Asker`] as `asker`.
-fn agents() -> Agents {
+/// The demo agent at its quickest, and those that scenes need.
+fn agents(outside: &Outside) -> Agents {
     let name = |text: &str| text.parse().expect("an agent's name");
     let quick = (AgentConfig::Demo { pace_ms: Some(PACE_MS) }, AgentLimits::default());
     let agents = Agents::from_config(&BTreeMap::from([(name(DEMO), quick)])).expect("a pace within its range");
-    agents.with(name("asker"), AgentLimits::default(), Arc::new(Asker))
+    let own: [(&str, Arc<dyn TurnAgent>); 5] = [
+        ("asker", Arc::new(Asker)),
+        ("smith", Arc::new(Smith(outside.clone()))),
+        ("reader", Arc::new(Reader(outside.clone()))),
+        ("walker", Arc::new(Walker)),
+        ("echo", Arc::new(Echo)),
+    ];
+    own.into_iter().fold(agents, |agents, (own, work)| agents.with(name(own), AgentLimits::default(), work))
 }
 
 /// Whoever holds the lock knows that no other process lives.

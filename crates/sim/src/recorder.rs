@@ -45,6 +45,16 @@ pub struct Recorder {
     tally: Tally,
     regions: Shared<Regions>,
     resolved: Shared<u64>,
+    traffic: Shared<Traffic>,
+}
+
+/// What went to the store and came from it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Rows of the log that were read.
+    pub rows_read: u64,
+    /// Bytes of records' bodies and of checkpoints that were sent to be written.
+    pub bytes_written: u64,
 }
 
 /// Who is where, and what may be owned where.
@@ -78,6 +88,7 @@ impl Recorder {
             tally,
             regions: Shared::default(),
             resolved: Shared::default(),
+            traffic: Shared::default(),
         }
     }
 
@@ -91,6 +102,12 @@ impl Recorder {
     #[must_use]
     pub fn resolved(&self) -> u64 {
         *lock(&self.resolved)
+    }
+
+    /// What went to the store and came from it so far.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        *lock(&self.traffic)
     }
 
     /// The store behind.
@@ -108,6 +125,8 @@ impl Recorder {
 
     async fn apply(&self, me: Incarnation, batches: Vec<Batch>) -> Result<Vec<AppendOutcome>, StoreError> {
         let asked = batches.clone();
+        let bodies = batches.iter().flat_map(|batch| &batch.records).map(|(_, draft)| draft.body.as_str().len() as u64);
+        lock(&self.traffic).bytes_written += bodies.sum::<u64>();
         let outcomes = self.inner.append(me, batches).await?;
         for (batch, outcome) in asked.iter().zip(&outcomes) {
             match outcome {
@@ -253,7 +272,6 @@ pass_on! {
 pass_on! {
     impl LogStore {
         fn log() -> LogId;
-        fn range(query: &RangeQuery) -> Option<Page>;
         fn count_after(conversation: &ConvRef, after: Seq, limit: usize) -> usize;
         fn find(conversation: &ConvRef, sender: &Subject, id: &ClientMsgId) -> Option<Landed>;
         fn conversation(conversation: &ConvRef) -> Option<ConversationInfo>;
@@ -266,12 +284,28 @@ pass_on! {
         fn summary(sub: &Subject, conversation: &ConvRef) -> Option<Summary>;
         fn move_cursor(conversation: &ConvRef, sub: &Subject, to: Seq) -> CursorOutcome;
         fn due(query: &DueQuery) -> Vec<DueRow>;
-        fn save_checkpoint(conversation: &ConvRef, epoch: Epoch, me: Incarnation, checkpoint: &Checkpoint) -> bool;
         fn checkpoint(conversation: &ConvRef) -> Option<Checkpoint>;
         special {
             async fn create_conversation(&self, new: &NewConversation) -> Result<Created, StoreError> {
                 lock(&self.regions).allowed.insert(new.conversation.key, new.regions.clone());
                 self.inner.create_conversation(new).await
+            }
+
+            async fn range(&self, query: &RangeQuery) -> Result<Option<Page>, StoreError> {
+                let page = self.inner.range(query).await?;
+                lock(&self.traffic).rows_read += page.as_ref().map_or(0, |page| page.records.len() as u64);
+                Ok(page)
+            }
+
+            async fn save_checkpoint(
+                &self,
+                conversation: &ConvRef,
+                epoch: Epoch,
+                me: Incarnation,
+                checkpoint: &Checkpoint,
+            ) -> Result<bool, StoreError> {
+                lock(&self.traffic).bytes_written += checkpoint.state.len() as u64;
+                self.inner.save_checkpoint(conversation, epoch, me, checkpoint).await
             }
 
             async fn append(&self, me: Incarnation, batches: Vec<Batch>) -> Result<Vec<AppendOutcome>, StoreError> {

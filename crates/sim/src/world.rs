@@ -25,6 +25,7 @@ use crate::history::History;
 use crate::machine::{Machine, Removed, Site};
 use crate::network::{Network, Sea};
 use crate::observer::Observer;
+use crate::outside::Outside;
 use crate::recorder::{Answer, Recorder};
 use crate::scenario::Scenario;
 use crate::shared::{Shared, lock, shared};
@@ -152,6 +153,7 @@ impl Play {
             conversations: conversations.clone(),
             complaints: Shared::default(),
             metrics: Shared::default(),
+            outside: Outside::default(),
         };
         let machines = (0..scenario.machines)
             .map(|number| {

@@ -77,6 +77,10 @@ pub(super) enum Rule {
     OneAtATime,
     /// A turn is run again when what its last runner sent has landed or is refused.
     SettledFirst,
+    /// While a turn waits, no other one starts.
+    WaitingCounts,
+    /// Owners that went away are forgotten when the turn gets further.
+    ProgressForgives,
 }
 
 /// When inputs that wait came, for merging them.
@@ -343,7 +347,7 @@ impl TurnMachine {
 
     /// A record of a turn's journal.
     fn progressed(&mut self, record: &Record) -> Result<(), Broken> {
-        let turn = turn_of(record)?;
+        let (turn, forgives) = (turn_of(record)?, self.holds(Rule::ProgressForgives));
         let Some(running) = self.running.as_mut().filter(|running| running.turn == turn) else {
             let detail = format!("seq {} is a {} of turn {turn}, which does not run", record.seq, record.kind);
             return Err(Invariant::OneTerminal.broken(detail));
@@ -362,7 +366,11 @@ impl TurnMachine {
             },
             _ => {}
         }
+        let lost_owners = running.lost_owners;
         running.progressed(record);
+        if !forgives {
+            running.lost_owners = lost_owners;
+        }
         running.outstanding &= record.kind == RecordKind::AwaitResolved;
         if record.kind == RecordKind::AwaitResolved && self.own == Some(Own::Expiry(turn)) {
             self.own = None;
@@ -379,10 +387,15 @@ impl TurnMachine {
             // A due row may have outlived its reason; left there it would wake the conversation for ever.
             out.push(Action::Due(Due::Clear));
         }
-        if let Some(running) = self.running.as_mut().filter(|running| running.awaiting.is_none())
-            && running.lost_its_owner(epoch) == Counted::BySaving
-        {
-            out.push(Action::Save);
+        let forgives = self.holds(Rule::ProgressForgives);
+        if let Some(running) = self.running.as_mut().filter(|running| running.awaiting.is_none()) {
+            let lost_owners = running.lost_owners;
+            if running.lost_its_owner(epoch) == Counted::BySaving {
+                out.push(Action::Save);
+            }
+            if !forgives {
+                running.lost_owners = lost_owners + 1;
+            }
         }
     }
 

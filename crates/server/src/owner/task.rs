@@ -411,6 +411,9 @@ impl Owner {
     fn tick(&mut self) {
         self.tick = self.charge.node.seams.sleep(TICK);
         self.tell_turns(turn::Input::Tick);
+        if self.followers.is_empty() && !self.charge.node.rules.hold(Rule::TurnsNeedNoViewer) {
+            self.stop_runner();
+        }
         let moment = self.charge.node.moment();
         if moment.now < moment.valid_until {
             self.send_to_followers(&FollowFrame::Position(self.sequencer.last_seq()));

@@ -17,13 +17,14 @@ use conch_core::time::Timestamp;
 use conch_core::turn::cancel::OfferedStep;
 use conch_core::turn::live::{LiveEvent, LiveView};
 use conch_core::turn::{Due, Gone, Now, Setup, StartRunner, TurnCheckpoint, TurnMachine};
-use conch_store::{Checkpoint, Direction, DueChange, DueWhy, RangeQuery, Store, StoreError};
+use conch_store::{Checkpoint, Direction, DueChange, DueWhy, RangeQuery, StoreError};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{Command, Reply, moved, store_refusal};
 use crate::metrics::LiveTurn;
 use crate::node::Node;
+use crate::rules::{Rule, Rules};
 use crate::turn::agents::Agents;
 use crate::turn::context::stale;
 use crate::turn::port::{OFFERS_MAX, Offer, Records, Signal, TurnPort, TurnRun};
@@ -62,15 +63,12 @@ struct Runner {
 impl Turns {
     /// Folds a session's log: its checkpoint, then what came after it; all of it where there is no checkpoint that can be
     /// read.
-    pub(super) async fn thaw(
-        store: &dyn Store,
-        conversation: &ConvRef,
-        setup: Setup,
-        now: Now,
-    ) -> Result<Self, StoreError> {
+    pub(super) async fn thaw(node: &Node, conversation: &ConvRef, setup: Setup, now: Now) -> Result<Self, StoreError> {
+        let store = &*node.store;
         let checkpoint = store.checkpoint(conversation).await?;
         let checkpoint_version = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.version);
-        let state = checkpoint.and_then(|checkpoint| match TurnCheckpoint::decode(&checkpoint.state) {
+        let usable = checkpoint.filter(|_| node.rules.hold(Rule::CheckpointsAreUsed));
+        let state = usable.and_then(|checkpoint| match TurnCheckpoint::decode(&checkpoint.state) {
             Ok(state) => Some(state),
             Err(error) => {
                 tracing::info!(conversation = %conversation.id, %error, "the whole log is folded");
@@ -212,8 +210,11 @@ impl Turns {
     }
 
     /// The machine's state, to be saved under the fence. `None`: it is too large to be saved, and thawing reads more.
-    pub(super) fn checkpoint(&mut self) -> Option<Checkpoint> {
-        let state = self.machine.checkpoint();
+    pub(super) fn checkpoint(&mut self, rules: &Rules) -> Option<Checkpoint> {
+        let mut state = self.machine.checkpoint();
+        if !rules.hold(Rule::CheckpointsForget) {
+            state.queued = (1..=state.at_seq.0).map(Seq).collect();
+        }
         match state.encode() {
             Ok(bytes) => {
                 self.checkpoint_version += 1;
@@ -251,7 +252,7 @@ pub(super) struct OwnerPort {
     pub(super) turn: Seq,
     pub(super) epoch: Epoch,
     pub(super) conversation: ConvRef,
-    pub(super) store: Arc<dyn Store>,
+    pub(super) node: Arc<Node>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) attempts: Arc<AtomicU32>,
 }
@@ -260,7 +261,7 @@ pub(super) struct OwnerPort {
 impl TurnPort for OwnerPort {
     async fn range(&self, direction: Direction, kinds: &[RecordKind], limit: usize) -> Result<Records, Refusal> {
         let query = RangeQuery { conversation: self.conversation.clone(), direction, limit, kinds: kinds.to_vec() };
-        let page = self.store.range(&query).await.map_err(|error| store_refusal(&error))?;
+        let page = self.node.store.range(&query).await.map_err(|error| store_refusal(&error))?;
         let page = page.ok_or_else(|| Refusal::new(Code::NotFound, "the conversation is gone"))?;
         Ok(Records { records: page.records, more: page.more })
     }
@@ -285,6 +286,10 @@ impl TurnPort for OwnerPort {
     fn live(&self, event: LiveEvent) {
         // A full queue drops it; the next snapshot or the record heals what viewers see.
         let _ = self.commands.try_send(Command::Live(event));
+    }
+
+    fn rules(&self) -> Rules {
+        self.node.rules.clone()
     }
 
     fn next_attempt(&self) -> u32 {

@@ -30,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use super::agent::{Answer, Halt};
 use super::agents::AgentLimits;
 use super::port::{Offer, Records, Signal, TurnPort, TurnRun};
+use crate::rules::{Rule, Rules};
 use crate::seams::Seams;
 
 mod calls;
@@ -68,6 +69,7 @@ struct Current {
 /// See the module's description.
 pub struct TurnContext {
     seams: Seams,
+    rules: Rules,
     port: Arc<dyn TurnPort>,
     run: TurnRun,
     limits: AgentLimits,
@@ -95,7 +97,8 @@ impl TurnContext {
     ) -> Self {
         let (replay, reset_due) = (Replay::new(run.turn), run.begin != Begin::First);
         let (input, current, own_steps, state) = (None, None, BTreeMap::new(), Value::Null);
-        Self { seams, port, run, limits, signal, replay, input, current, reset_due, own_steps, offers, state }
+        let rules = port.rules();
+        Self { seams, rules, port, run, limits, signal, replay, input, current, reset_due, own_steps, offers, state }
     }
 
     /// Reads the turn's journal. There is one also before the first run, when inputs joined with the start.
@@ -172,7 +175,8 @@ impl TurnContext {
     /// What every call of a step carries, the same over all attempts and owners.
     #[must_use]
     pub fn idempotency_key(&self, step: &StepId) -> String {
-        journal::idempotency_key(&self.run.conversation, self.run.turn, step)
+        let key = journal::idempotency_key(&self.run.conversation, self.run.turn, step);
+        if self.rules.hold(Rule::KeysOutliveOwners) { key } else { format!("{key}-{}", self.run.epoch) }
     }
 
     /// The next own step of this name: its name and occurrence.
@@ -262,7 +266,8 @@ impl TurnContext {
     /// `journal_mismatch` if it was done with another input.
     pub async fn begin(&mut self, step: &StepId, input: Option<&Value>) -> Result<StepBegin, Halt> {
         self.go_on()?;
-        if let Some(done) = self.replay.result(step) {
+        let replayed = self.replay.result(step).filter(|_| self.rules.hold(Rule::StepsAreReplayed));
+        if let Some(done) = replayed {
             if input.is_some() && done.input().is_some() && done.input() != input {
                 let detail = format!("step {step} is in the journal with another input");
                 return Err(Halt::Failed(FailReason::JournalMismatch, detail));

@@ -10,6 +10,8 @@ use conch_core::turn::cancel::OfferedStep;
 use conch_core::turn::live::LiveEvent;
 use conch_store::Direction;
 
+use crate::rules::Rules;
+
 /// Records of a range, ascending, and whether there are more in its direction.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Records {
@@ -46,6 +48,11 @@ pub trait TurnPort: Send + Sync {
 
     /// Counts another attempt of the turn in this epoch, and says which one it is.
     fn next_attempt(&self) -> u32;
+
+    /// The rules that hold: in the product, all.
+    fn rules(&self) -> Rules {
+        Rules::default()
+    }
 }
 
 /// A step that was done elsewhere, and whom to tell when it is in the journal.

@@ -68,9 +68,19 @@ impl Scene {
     }
 
     pub(crate) async fn watch_room(&self, room: &ConvRef, node: usize) -> (Viewer, Result<Session, Refusal>) {
+        self.watch_after(room, node, Seq(0)).await
+    }
+
+    /// Somebody watches who has seen all up to a position.
+    pub(crate) async fn watch_after(
+        &self,
+        room: &ConvRef,
+        node: usize,
+        after: Seq,
+    ) -> (Viewer, Result<Session, Refusal>) {
         let viewer = Viewer::default();
         let sub = "bob".parse().expect("valid");
-        let join = Join { sink: Arc::new(viewer.clone()), sub, name: None, after: Some(Seq(0)), log: None };
+        let join = Join { sink: Arc::new(viewer.clone()), sub, name: None, after: Some(after), log: None };
         let session = self.nodes[node].hubs.join(room, join).await;
         (viewer, session)
     }
@@ -88,8 +98,13 @@ impl Scene {
 
     /// The log.
     pub(crate) async fn records(&self) -> Vec<Record> {
-        let (direction, conversation) = (Direction::After(Seq(0)), self.room.clone());
-        let query = RangeQuery { conversation, direction, limit: 10_000, kinds: Vec::new() };
+        self.records_after(Seq(0), 10_000).await
+    }
+
+    /// The log from a position on.
+    pub(crate) async fn records_after(&self, after: Seq, limit: usize) -> Vec<Record> {
+        let (direction, conversation) = (Direction::After(after), self.room.clone());
+        let query = RangeQuery { conversation, direction, limit, kinds: Vec::new() };
         let page = self.site.recorder.range(&query).await.expect("the memory store does not fail");
         page.expect("it was created").records
     }

@@ -1,6 +1,7 @@
 //! The simulation's tests, in one binary.
 
 mod acts;
+mod agents;
 mod balance;
 mod cluster;
 mod faults;

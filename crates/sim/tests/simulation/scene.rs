@@ -25,17 +25,21 @@ use conch_sim::executor::{Executor, Limits, Process};
 use conch_sim::history::History;
 use conch_sim::machine::{Machine, NodeLimits, Proof, Removed, Running, Site};
 use conch_sim::network::Network;
+use conch_sim::outside::Outside;
 use conch_sim::recorder::{Answer, Recorder};
 use conch_sim::shared::Shared;
 use conch_sim::trace::TraceMode;
 use conch_sim::weather::Weather;
 use conch_store::faulty::Call;
-use conch_store::memory::MemoryStore;
+use conch_store::memory::{MemoryStore, Mutant};
 use conch_store::{LeaseStore as _, LogStore as _, NewConversation, NodeRow};
 use futures_util::future::{Either, select};
 
 /// Conversations of a scene, where it does not need more.
 const ROOMS: usize = 5;
+
+/// Of one scene.
+const LIMITS: Limits = Limits { steps: 4_000_000, time: Duration::from_secs(7_200) };
 
 /// Some machines on one calm store, long enough together to judge each other; one channel, which the first one owns.
 pub(crate) struct Scene {
@@ -86,6 +90,8 @@ pub(crate) struct Setting {
     pub(crate) agent: &'static str,
     /// Of all conversations.
     pub(crate) settings: Settings,
+    /// A guard of the store that is off.
+    pub(crate) mutant: Option<Mutant>,
 }
 
 impl Setting {
@@ -105,6 +111,7 @@ impl Setting {
             removed,
             agent: DEMO,
             settings: Settings::default(),
+            mutant: None,
         }
     }
 }
@@ -124,14 +131,17 @@ where
     T: Send + 'static,
     F: Future<Output = T> + Send + 'static,
 {
-    let executor = Executor::new(1, Limits::default(), TraceMode::Digest);
+    let executor = Executor::new(1, LIMITS, TraceMode::Digest);
     let (world, tally) = (executor.world(), Tally::default());
     let room: ConvRef = "room".parse::<ConversationId>().expect("valid").into();
     let clock = {
         let world = world.clone();
         Arc::new(move || world.wall().0)
     };
-    let store = MemoryStore::new("sim", clock);
+    let store = match setting.mutant {
+        Some(mutant) => MemoryStore::mutated("sim", clock, mutant),
+        None => MemoryStore::new("sim", clock),
+    };
     let rooms =
         (1..setting.rooms).map(|number| format!("room-{number}").parse::<ConversationId>().expect("valid").into());
     let conversations: Vec<ConvRef> = [room.clone()].into_iter().chain(rooms).collect();
@@ -148,6 +158,7 @@ where
         conversations,
         complaints: Shared::default(),
         metrics: Shared::default(),
+        outside: Outside::default(),
     };
     let found = Shared::<Option<T>>::default();
     let result = found.clone();

@@ -18,6 +18,7 @@ use conch_sim::executor::{Executor, Limits, Process};
 use conch_sim::history::History;
 use conch_sim::machine::{Machine, NodeLimits, Proof, Removed, Running, Site};
 use conch_sim::network::Network;
+use conch_sim::outside::Outside;
 use conch_sim::recorder::{Answer, Recorder};
 use conch_sim::scenario::TIMING;
 use conch_sim::shared::Shared;
@@ -83,6 +84,7 @@ fn play<F: Future<Output = ()> + Send + 'static>(scene: impl FnOnce(Scene) -> F 
         conversations,
         complaints,
         metrics: Shared::default(),
+        outside: Outside::default(),
     };
     let ended = executor.run(async move {
         create(&site, &room).await;

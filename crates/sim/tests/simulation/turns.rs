@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::scene::{Scene, Setting, play_in, whole};
 
 /// Machines with sessions of this agent, and leases of a second and a half.
-fn sessions(machines: usize, agent: &'static str) -> Setting {
+pub(crate) fn sessions(machines: usize, agent: &'static str) -> Setting {
     let mut setting = Setting { kind: ConversationKind::Session, agent, ..Setting::of(machines, whole()) };
     setting.limits.timing = TIMING;
     setting.limits.owner.hibernate_after = Duration::from_secs(5);
@@ -29,29 +29,29 @@ fn sessions(machines: usize, agent: &'static str) -> Setting {
 
 impl Scene {
     /// The receipt of what is asked for, which comes last.
-    async fn asks(&self, node: usize, ask: TurnAsk) -> Result<Receipt, Refusal> {
+    pub(crate) async fn asks(&self, node: usize, ask: TurnAsk) -> Result<Receipt, Refusal> {
         let receipts = self.nodes[node].router.turn(&self.room, ask).await?;
         Ok(*receipts.last().expect("one for each record"))
     }
 
-    async fn cancel(&self, node: usize, turn: Seq, mode: CancelMode) -> Result<Receipt, Refusal> {
+    pub(crate) async fn cancel(&self, node: usize, turn: Seq, mode: CancelMode) -> Result<Receipt, Refusal> {
         let by = "bob".parse().expect("valid");
         self.asks(node, TurnAsk::Cancel(Cancel { turn, mode, by, reason: None })).await
     }
 
-    async fn resolve(&self, node: usize, turn: Seq, payload: Value) -> Result<Receipt, Refusal> {
+    pub(crate) async fn resolve(&self, node: usize, turn: Seq, payload: Value) -> Result<Receipt, Refusal> {
         let step = StepId::own("ask", 1).expect("a step's name");
         let resolve = Resolve { id: AwaitId::of(turn, &step), payload, by: "bob".into() };
         self.asks(node, TurnAsk::Resolve(resolve)).await
     }
 
     /// Sends an input and returns its turn.
-    async fn starts(&self, node: usize, key: &str) -> Seq {
+    pub(crate) async fn starts(&self, node: usize, key: &str) -> Seq {
         self.send(node, key).await.expect("an answer").expect("a calm store takes it").seq
     }
 
     /// Waits until the log holds this kind for a turn.
-    async fn until(&self, kind: RecordKind, turn: Seq) -> Vec<Record> {
+    pub(crate) async fn until(&self, kind: RecordKind, turn: Seq) -> Vec<Record> {
         for _ in 0..6_000 {
             let log = self.records().await;
             if log.iter().any(|record| record.kind == kind && record.turn == Some(turn)) {
@@ -64,12 +64,12 @@ impl Scene {
 }
 
 /// What the log says of a turn: kinds and keys.
-fn lines(log: &[Record], turn: Seq) -> Vec<String> {
+pub(crate) fn lines(log: &[Record], turn: Seq) -> Vec<String> {
     let of_turn = log.iter().filter(|record| record.turn == Some(turn));
     of_turn.map(|record| format!("{} {}", record.kind, record.client_msg_id.as_ref().expect("a key"))).collect()
 }
 
-fn epochs(log: &[Record], turn: Seq) -> Vec<Epoch> {
+pub(crate) fn epochs(log: &[Record], turn: Seq) -> Vec<Epoch> {
     let mut epochs: Vec<Epoch> =
         log.iter().filter(|record| record.turn == Some(turn)).map(|record| record.epoch).collect();
     epochs.dedup();

@@ -37,15 +37,17 @@ impl TurnMachine {
         if may_append {
             self.retry_at = None;
         }
+        let waits = self.running.as_ref().is_some_and(|running| running.awaiting.is_some());
+        let overlooked = waits && may_append && !self.holds(Rule::WaitingCounts);
         match self.running {
-            Some(_) => {
+            Some(_) if !overlooked => {
                 if may_append {
                     self.append_for_running(now, out);
                 }
                 self.run(epoch, out);
             }
-            None if may_append => self.start_next(now, out),
-            None => {}
+            _ if may_append => self.start_next(now, out),
+            _ => {}
         }
     }
 

@@ -142,3 +142,35 @@ fn another_setting_holds_from_the_next_decision_on() {
     owner.commit();
     assert_eq!(owner.ends(owner.first()), 1);
 }
+
+/// An input comes while the first turn waits under this setting; then the await is answered. Was it still open, and what went
+/// wrong?
+fn a_message_while_it_waits(second_message: SecondMessage, without: Option<Rule>) -> (bool, Vec<String>) {
+    let mut owner = Owner::with(second_message, without);
+    owner.on_fault = OnFault::Keep;
+    owner.input();
+    owner.commit();
+    owner.pass(Duration::from_secs(1));
+    owner.commit();
+    owner.runner_waits();
+    let turn = owner.first();
+    owner.input();
+    owner.commit();
+    owner.pass(Duration::from_secs(1));
+    owner.commit();
+    let open = owner.machine.state(turn) == TurnState::Waiting;
+    owner.resolve(1);
+    owner.commit();
+    (open, std::mem::take(&mut owner.faults))
+}
+
+#[test]
+fn a_new_message_discards_a_parked_approval() {
+    let all = [SecondMessage::Queue, SecondMessage::Reject, SecondMessage::Steer, SecondMessage::Merge];
+    for second_message in all {
+        assert_eq!(a_message_while_it_waits(second_message, None), (true, Vec::new()), "{second_message:?}");
+    }
+    assert_eq!(a_message_while_it_waits(SecondMessage::Interrupt, None), (false, Vec::new()), "as the policy says");
+    let (_, faults) = a_message_while_it_waits(SecondMessage::Queue, Some(Rule::WaitingCounts));
+    assert!(!faults.is_empty(), "the rule is needed");
+}

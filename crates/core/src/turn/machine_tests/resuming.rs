@@ -79,6 +79,26 @@ fn ten_restarts_with_progress_do_not_exhaust_a_turn_and_ten_without_do() {
     }
 }
 
+/// A turn that gets further with each of many owners. Does it still run?
+fn over_many_deploys(without: Option<Rule>) -> bool {
+    let mut owner = Owner::with(SecondMessage::Queue, without);
+    owner.begin();
+    for _ in 0..TURN_OWNERS_MAX + 1 {
+        // In order, so that its state is saved.
+        owner.checkpoint();
+        owner.crash(Unheard::Lost);
+        owner.runner_steps();
+        owner.commit();
+    }
+    owner.runner.is_some()
+}
+
+#[test]
+fn deploys_eat_the_retry_budget() {
+    assert!(over_many_deploys(None));
+    assert!(!over_many_deploys(Some(Rule::ProgressForgives)), "the rule is needed");
+}
+
 #[test]
 fn epochs_that_jump_are_not_taken_for_owners() {
     let mut owner = Owner::running();

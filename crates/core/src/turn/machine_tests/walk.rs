@@ -182,6 +182,7 @@ fn every_rule_is_needed() {
         Rule::WaitingRefuses,
         Rule::OneAtATime,
         Rule::SettledFirst,
+        Rule::WaitingCounts,
     ] {
         let config = Config { cases: 2000, max_shrink_iters: 0, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new_with_rng(

@@ -1,6 +1,7 @@
 //! Who watches: joining, leaving, and telling everybody who is present.
 
 use super::*;
+use crate::rules::Rule;
 
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {
@@ -42,6 +43,7 @@ impl Hub {
         if answer.send(Ok(())).is_err() {
             return; // The client went away while it waited.
         }
+        let asked = if self.shared.node.rules.hold(Rule::ResumeIsAfter) { asked } else { Seq(0) };
         let position = if void { at.seq } else { asked };
         if void {
             join.sink.push(&Arc::new(Frame::resync(&at.address, at.seq)));

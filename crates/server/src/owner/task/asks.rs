@@ -4,7 +4,7 @@
 //! the log, so that a retry gets its first answer and everybody else learns what became of it.
 
 use conch_core::ids::{ClientMsgId, Subject};
-use conch_core::record::RecordKind;
+use conch_core::record::{Draft, RecordKind};
 use conch_core::sequencer::key_reused;
 use conch_core::turn::NotDone;
 use conch_core::turn::cancel::{Cancel, OfferedStep, Regenerate, Resolve, TurnAsk};
@@ -23,7 +23,13 @@ impl Owner {
         let decided = match &ask {
             TurnAsk::Cancel(cancel) => return self.cancel(cancel.clone(), reply),
             TurnAsk::Step(step) => return self.offer(step.clone(), reply),
-            TurnAsk::Resolve(resolve) => turns.machine.resolve(resolve).map(|draft| vec![draft]),
+            TurnAsk::Resolve(resolve) => {
+                let key = self.charge.node.rules.hold(Rule::OneKeyForEachAwait);
+                turns
+                    .machine
+                    .resolve(resolve)
+                    .map(|draft| vec![if key { draft } else { another_key(draft, self.next_ticket) }])
+            }
             TurnAsk::Regenerate(again) => turns.machine.regenerate(again, turns.inputs.len()),
         };
         match decided {
@@ -57,7 +63,9 @@ impl Owner {
         let partial = turns.partial(cancel.turn);
         match turns.machine.cancel(&cancel, partial.as_deref()) {
             Ok(drafts) => {
-                turns.stop_runner(Some(cancel.turn));
+                if self.charge.node.rules.hold(Rule::CancelStops) {
+                    turns.stop_runner(Some(cancel.turn));
+                }
                 let ticket = self.ticket(reply);
                 if let Some(turns) = &mut self.turns {
                     turns.own.insert(ticket, drafts.clone());
@@ -103,6 +111,13 @@ impl Owner {
             reply(answer.unwrap_or_else(|error| Err(store_refusal(&error))));
         });
     }
+}
+
+/// The same under a key of its own.
+fn another_key(mut draft: Draft, number: u64) -> Draft {
+    let key = format!("{}~{number}", draft.client_msg_id);
+    draft.client_msg_id = key.parse().expect("a key and a number are a key");
+    draft
 }
 
 /// Another payload under the key of an await is a conflict, and nobody's mistake.

@@ -24,7 +24,7 @@ impl Owner {
             return Ok(());
         };
         let setup = self.setup(agent.clone(), settings);
-        let turns = Turns::thaw(&*self.charge.node.store, conversation, setup, self.now()).await?;
+        let turns = Turns::thaw(&self.charge.node, conversation, setup, self.now()).await?;
         self.turns = Some(turns);
         self.tell_turns(turn::Input::Thawed(self.sequencer.epoch()));
         if self.turn_actions.contains(&turn::Action::Save) && !self.save_checkpoint().await {
@@ -146,7 +146,9 @@ impl Owner {
                 // What comes of it is told as of every append.
                 turn::Action::Interrupt(cancel) => self.cancel(cancel, Box::new(drop)),
                 turn::Action::StopRunner { turn } => {
-                    if let Some(turns) = &mut self.turns {
+                    if self.charge.node.rules.hold(Rule::CancelStops)
+                        && let Some(turns) = &mut self.turns
+                    {
                         turns.stop_runner(Some(turn));
                     }
                     self.checkpoint_soon();
@@ -185,7 +187,7 @@ impl Owner {
             turn,
             epoch: self.sequencer.epoch(),
             conversation: self.charge.tenure.conversation.clone(),
-            store: Arc::clone(&self.charge.node.store),
+            node: Arc::clone(&self.charge.node),
             commands: self.commands.clone(),
         }
     }
@@ -247,8 +249,8 @@ impl Owner {
     }
 
     fn checkpoint(&mut self) -> Option<impl Future<Output = bool> + Send + 'static> {
-        let checkpoint = self.turns.as_mut()?.checkpoint()?;
         let node = Arc::clone(&self.charge.node);
+        let checkpoint = self.turns.as_mut()?.checkpoint(&node.rules)?;
         let (conversation, epoch) = (self.charge.tenure.conversation.clone(), self.sequencer.epoch());
         Some(async move {
             match node.store.save_checkpoint(&conversation, epoch, node.me, &checkpoint).await {

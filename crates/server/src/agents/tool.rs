@@ -37,6 +37,13 @@ pub(super) enum Outcome {
     Unknown(String),
 }
 
+/// Whether a call may have been made before, by this owner or another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Earlier {
+    None,
+    Perhaps,
+}
+
 /// One try.
 enum Try {
     Over(Outcome),
@@ -94,22 +101,32 @@ impl Tool {
         self.schema.misfit(arguments).map(|problem| format!("arguments{problem}"))
     }
 
-    /// Calls the tool for a step whose intent is in the journal.
-    pub(super) async fn call(&self, turn: &mut TurnContext, step: &StepId, arguments: &Value) -> Result<Outcome, Halt> {
+    /// Calls the tool for a step whose intent is in the journal. Once one try may have happened, only an answer of the tool
+    /// ends the doubt: that another try did not reach it says nothing of the one before.
+    pub(super) async fn call(
+        &self,
+        turn: &mut TurnContext,
+        step: &StepId,
+        arguments: &Value,
+        mut earlier: Earlier,
+    ) -> Result<Outcome, Halt> {
         let mut backoff = Backoff::from(FIRST_PAUSE);
         let mut tries = 1;
         loop {
-            let tried = self.try_once(turn, step, arguments).await;
-            let (problem, wait, gone_for_good) = match tried {
+            let (problem, wait) = match self.try_once(turn, step, arguments).await {
                 Try::Over(outcome) => return Ok(outcome),
-                Try::Later(problem, wait) => (problem.clone(), wait, Outcome::Failed(problem)),
+                Try::Later(problem, wait) => (problem, wait),
                 Try::Doubt(problem) if self.on_unknown == OnUnknown::Retry => {
-                    (problem.clone(), Duration::ZERO, Outcome::Unknown(problem))
+                    earlier = Earlier::Perhaps;
+                    (problem, Duration::ZERO)
                 }
                 Try::Doubt(problem) => return Ok(Outcome::Unknown(problem)),
             };
             if tries >= TRIES {
-                return Ok(gone_for_good);
+                return Ok(match earlier {
+                    Earlier::None => Outcome::Failed(problem),
+                    Earlier::Perhaps => Outcome::Unknown(problem),
+                });
             }
             tries += 1;
             tracing::debug!(tool = self.name, %step, problem, "a tool is called again");

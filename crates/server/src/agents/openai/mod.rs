@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::http::{self, Backoff};
 use super::model::{ModelClient, ModelEndpoint, Patience, Timeouts};
-use super::tool::{Outcome, Tool};
+use super::tool::{Earlier, Outcome, Tool};
 use crate::config::Agent;
 use crate::config::agents::{Approval, OPENAI_BASE_URL};
 use crate::turn::agent::{Answer, Halt, TurnAgent};
@@ -160,8 +160,12 @@ impl ModelAgent {
             on_unknown: tool.on_unknown,
         };
         // A call of unknown outcome is begun again where a person is to decide about it: then its intent is there already.
-        while turn.begin_tool(&call).await? == StepBegin::Run {
-            let (output, status) = match tool.call(turn, &step, &asked.input).await? {
+        loop {
+            let earlier = if turn.journal().intents(&step) > 0 { Earlier::Perhaps } else { Earlier::None };
+            if turn.begin_tool(&call).await? != StepBegin::Run {
+                return Ok(None);
+            }
+            let (output, status) = match tool.call(turn, &step, &asked.input, earlier).await? {
                 Outcome::Done(output) => (output, ToolStatus::Done),
                 Outcome::Failed(problem) => (json!({ "error": problem }), ToolStatus::Failed),
                 Outcome::Unknown(problem) if tool.on_unknown == crate::turn::context::OnUnknown::Ask => {
@@ -173,9 +177,8 @@ impl ModelAgent {
                 }
             };
             turn.complete(within_limit(&step, asked, output, status)).await?;
-            break;
+            return Ok(None);
         }
-        Ok(None)
     }
 
     /// The tool that a call asks for, if it can be made.

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use conch_core::json::is_deeper_than;
 use conch_core::turn::StepId;
 use conch_core::turn::result::STEP_OUTPUT_MAX_BYTES;
 use conch_core::wire::openai::ToolSpec;
@@ -15,7 +16,7 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::http::{self, Backoff, Unread};
+use super::http::{self, Backoff, DEPTH_MAX, Unread};
 use crate::config::agents::{Approval, ToolConfig, WhenUnknown};
 use crate::turn::agent::Halt;
 use crate::turn::context::{OnUnknown, TurnContext};
@@ -190,18 +191,16 @@ impl Tool {
         }
     }
 
-    /// JSON as it is, anything else as text.
+    /// JSON as it is, anything else, and what is nested too deeply for a record, as text.
     fn output(&self, body: Vec<u8>) -> Outcome {
         if body.is_empty() {
             return Outcome::Done(Value::Null);
         }
-        match serde_json::from_slice(&body) {
-            Ok(value) => Outcome::Done(value),
-            Err(_) => match String::from_utf8(body) {
-                Ok(text) => Outcome::Done(Value::String(text)),
-                Err(_) => Outcome::Failed(format!("the answer of the tool at {} is not UTF-8", self.host)),
-            },
-        }
+        let Ok(text) = String::from_utf8(body) else {
+            return Outcome::Failed(format!("the answer of the tool at {} is not UTF-8", self.host));
+        };
+        let read = if is_deeper_than(&text, DEPTH_MAX) { None } else { serde_json::from_str(&text).ok() };
+        Outcome::Done(read.unwrap_or(Value::String(text)))
     }
 }
 

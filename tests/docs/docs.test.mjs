@@ -13,7 +13,8 @@ const read = (file) => readFileSync(path.join(root, file), 'utf8');
 const isFile = (file) => existsSync(path.join(root, file)) && statSync(path.join(root, file)).isFile();
 
 /** Every page that people read. */
-const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', 'clients/typescript/README.md', ...markdownIn('docs')].filter(isFile);
+const clients = ['python', 'typescript', 'typescript-agent'].map((name) => `clients/${name}/README.md`);
+const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', ...clients, ...markdownIn('docs')].filter(isFile);
 
 function markdownIn(folder) {
   return readdirSync(path.join(root, folder), { withFileTypes: true }).flatMap((entry) => {

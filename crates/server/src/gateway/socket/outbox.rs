@@ -143,8 +143,10 @@ impl Outbox {
     pub(super) fn flush(&self) -> Flush {
         let mut queue = self.queue();
         while !queue.frames.is_empty() {
-            let slices: Vec<IoSlice<'_>> = queue.frames.iter().take(GATHER).map(|frame| IoSlice::new(frame)).collect();
-            match self.stream.try_write_vectored(&slices) {
+            let mut slices = [IoSlice::new(&[]); GATHER];
+            let gathered =
+                queue.frames.iter().zip(&mut slices).map(|(frame, slice)| *slice = IoSlice::new(frame)).count();
+            match self.stream.try_write_vectored(&slices[..gathered]) {
                 Ok(0) => self.close_now(&mut queue),
                 Ok(written) => queue.advance(written),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,6 +75,10 @@ impl Config {
             linger: Duration::from_millis(limits.hub_linger_ms),
             silence: Duration::from_millis(limits.owner_silence_ms),
             presence_threshold: self.fanout.presence_count_from,
+            workers: match self.fanout.workers {
+                0 => std::thread::available_parallelism().map_or(1, NonZero::get),
+                workers => workers,
+            },
         }
     }
 

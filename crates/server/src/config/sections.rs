@@ -255,6 +255,8 @@ section! {
         presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
+        /// Tasks that write to sockets and streams, each to those that are pinned to it. 0: one for each processor.
+        workers: usize = 0, Range(0, 256);
     }
 }
 

@@ -92,7 +92,8 @@ impl Connection {
     ) -> Self {
         let stream = Arc::new(stream);
         let limits = gateway.limits();
-        let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes));
+        let worker = Arc::clone(gateway.hubs().workers().pin());
+        let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes, worker));
         let frame_bytes = u32::try_from(limits.frame_bytes).unwrap_or(u32::MAX);
         Self {
             principal,

@@ -24,10 +24,13 @@ mod worker;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use conch_core::time::Monotonic;
+
 pub use batch::Batch;
 pub(crate) use worker::Worker;
 
 use crate::node::Node;
+use crate::ops::{ProgressBoard, TooManyWorkers};
 
 /// Something that has bytes to write. Called by its worker only.
 pub(crate) trait Write: Send + Sync + 'static {
@@ -52,6 +55,17 @@ impl Workers {
     pub(crate) fn pin(&self) -> &Arc<Worker> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         &self.workers[number % self.workers.len()]
+    }
+
+    /// Has them say on the board that they move.
+    ///
+    /// # Errors
+    /// When the board is full.
+    pub(crate) fn report_to(&self, board: &ProgressBoard, now: Monotonic) -> Result<(), TooManyWorkers> {
+        for worker in &self.workers {
+            worker.report_to(board.register(format!("delivery-{}", worker.number), now)?);
+        }
+        Ok(())
     }
 
     pub(crate) fn all(&self) -> &[Arc<Worker>] {

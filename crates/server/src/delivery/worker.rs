@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use conch_core::time::Monotonic;
 use tokio::sync::Notify;
@@ -10,7 +11,10 @@ use tokio::sync::Notify;
 use super::Write;
 use super::shard::{Shard, ShardId};
 use crate::node::Node;
+use crate::ops;
 
+/// A worker with nothing to do says that it is there.
+const IDLE_TICK: Duration = Duration::from_millis(100);
 /// Sessions that are written to before answers get their turn.
 const BREATH: usize = 256;
 
@@ -20,6 +24,8 @@ pub(crate) struct Worker {
     queue: Mutex<Queue>,
     wake: Notify,
     next_shard: AtomicU64,
+    /// Where it says that it moves.
+    progress: OnceLock<ops::Worker>,
 }
 
 /// What was handed over since the worker last looked. A shard and a writer are in it once at most.
@@ -33,7 +39,7 @@ struct Queue {
 impl Worker {
     pub(super) fn start(node: &Arc<Node>, number: usize) -> Arc<Self> {
         let (queue, wake, next_shard) = (Mutex::default(), Notify::new(), AtomicU64::new(0));
-        let worker = Arc::new(Self { number, queue, wake, next_shard });
+        let worker = Arc::new(Self { number, queue, wake, next_shard, progress: OnceLock::new() });
         node.seams.spawn("delivery worker", Running { worker: Arc::clone(&worker), node: Arc::clone(node) }.run());
         worker
     }
@@ -58,6 +64,18 @@ impl Worker {
         self.wake.notify_one();
     }
 
+    /// From now on it says there that it moves. Once.
+    pub(super) fn report_to(&self, progress: ops::Worker) {
+        // A second board would be a mistake of composition, and the first one stays right.
+        let _ = self.progress.set(progress);
+    }
+
+    fn tick(&self, now: Monotonic) {
+        if let Some(progress) = self.progress.get() {
+            progress.tick(now);
+        }
+    }
+
     /// Lets the worker finish what was handed over, and end.
     pub(super) fn end(&self) {
         self.queue().has_ended = true;
@@ -76,9 +94,10 @@ impl Running {
         // Shards with a window in which something waits.
         let mut due: BTreeMap<(Monotonic, ShardId), Arc<Shard>> = BTreeMap::new();
         loop {
+            let idle = self.worker.progress.get().map(|_| self.node.seams.now() + IDLE_TICK);
             let first_due = due.first_key_value().map(|((at, _), _)| *at);
-            let next_due = async {
-                match first_due {
+            let next = async {
+                match idle.into_iter().chain(first_due).min() {
                     Some(at) => self.node.seams.clock.sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -87,8 +106,9 @@ impl Running {
                 biased;
                 // Both branches are cancel safe.
                 () = self.worker.wake.notified() => {}
-                () = next_due => {}
+                () = next => {}
             }
+            self.worker.tick(self.node.seams.now());
             // Those who are about to hand something over do so first: what they have for one socket leaves in one write.
             tokio::task::yield_now().await;
             let Queue { shards, mut writers, has_ended } = std::mem::take(&mut *self.worker.queue());
@@ -123,6 +143,7 @@ impl Running {
     async fn breathe(&self, written: &mut usize, writers: &mut Vec<Arc<dyn Write>>) {
         if *written >= BREATH {
             *written = 0;
+            self.worker.tick(self.node.seams.now());
             writers.append(&mut self.worker.queue().writers);
             writers.drain(..).for_each(|writer| writer.write());
             tokio::task::yield_now().await;

@@ -19,13 +19,15 @@ use std::time::Duration;
 
 use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::shed::Rung;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use crate::bounded;
-use crate::metrics::Queue;
+use crate::metrics::{Queue, Shed};
 use crate::node::Node;
 use crate::owner::Present;
+use crate::pressure;
 use crate::router::{READ_WITHIN, Router, Sighting};
 use sink::Sink;
 
@@ -151,9 +153,13 @@ pub struct Session {
 impl Session {
     /// Shows the others that this one types.
     pub fn typing(&self, sub: Subject, name: Option<Arc<str>>) {
+        let node = &self.hubs.shared.node;
+        if node.pressure.rung() >= Rung::NoTyping {
+            return node.metrics.shed(Shed::Typing);
+        }
         // A hub that is too busy for this has better things to do.
         if let Err(TrySendError::Full(_)) = self.hub.commands.try_send(Command::Typing { sub, name }) {
-            self.hubs.shared.node.metrics.limit_hit(Queue::HubCommands);
+            node.metrics.limit_hit(Queue::HubCommands);
         }
     }
 }
@@ -212,6 +218,7 @@ impl Hubs {
     #[must_use]
     pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
         let reads = Semaphore::new(limits.catch_up_reads);
+        node.seams.spawn("pressure", pressure::watch(Arc::clone(&node)));
         Self { shared: Arc::new(Shared { node, router, limits, reads, table: Mutex::default() }) }
     }
 

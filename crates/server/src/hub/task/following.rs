@@ -192,7 +192,7 @@ impl Hub {
 
     pub(super) fn live_event(&mut self, event: &LiveEvent) {
         let Some(at) = &self.at else { return };
-        if self.live.apply(event) == Applied::Stale {
+        if self.sheds(event) || self.live.apply(event) == Applied::Stale {
             return;
         }
         let frame = Arc::new(Frame::live(&at.address, event.name(), event.encode()));

@@ -20,6 +20,7 @@ pub mod node;
 pub mod ops;
 pub mod owner;
 pub mod people;
+pub mod pressure;
 pub mod router;
 pub mod rules;
 pub mod runtime;

@@ -61,6 +61,8 @@ pub enum Rule {
     FewHandOverAtOnce,
     /// A socket is given one page of history at a time, and none while it has not taken the one before.
     OneUnreadPage,
+    /// A gateway under pressure sheds.
+    PressureSheds,
     /// A turn is run whether or not anybody watches.
     TurnsNeedNoViewer,
     /// Whoever resumes is shown only what lies after its position.

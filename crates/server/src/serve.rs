@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
+use crate::pressure::Pressure;
 use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
@@ -185,6 +186,7 @@ async fn serve(
         validity: Validity::default(),
         limits: config.owner_limits(),
         metrics,
+        pressure: Pressure::default(),
         nodes: Nodes::default(),
         events: Events::new(Arc::clone(&seams.clock)),
         rules: rules(),

@@ -6,6 +6,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::coalesce::CoalesceLimits;
 use conch_core::ids::AgentName;
 use conch_core::sequencer::SequencerLimits;
 
@@ -78,6 +79,11 @@ impl Config {
             workers: match self.fanout.workers {
                 0 => std::thread::available_parallelism().map_or(1, NonZero::get),
                 workers => workers,
+            },
+            coalesce: CoalesceLimits {
+                sessions: self.fanout.coalesce_sessions as u64,
+                base: Duration::from_millis(self.fanout.coalesce_ms),
+                most: Duration::from_millis(self.fanout.coalesce_max_ms),
             },
         }
     }

@@ -201,13 +201,15 @@ impl World {
             Act::Pass(ms) => self.pass(ms),
             Act::StartOver => {
                 self.history = History(self.history.0 + 1);
+                let told = |member: &Expected| member.sink.shown().iter().filter(|name| *name == "r0").count();
+                let before: BTreeMap<u64, usize> =
+                    self.members.iter().map(|(id, member)| (*id, told(member))).collect();
                 self.take(Step::StartOver(record(0), Seq(self.seq), self.history));
-                for member in self.members.values_mut() {
+                for (id, member) in &mut self.members {
                     // What has been shown stays shown.
-                    let shown = member.sink.shown().len();
                     let records = member.sink.shown();
                     member.records.retain(|(seq, _)| records.contains(&format!("r{seq}")));
-                    if shown > 0 && records.last().is_some_and(|last| last == "r0") {
+                    if told(member) > before[id] {
                         member.history = self.history;
                         member.records.push((0, self.now_ms));
                     }

@@ -83,6 +83,12 @@ impl Worker {
     }
 }
 
+/// From one breath to the next.
+struct Pass {
+    begun: Monotonic,
+    written: usize,
+}
+
 /// The worker's task.
 struct Running {
     worker: Arc<Worker>,
@@ -112,41 +118,48 @@ impl Running {
             // Those who are about to hand something over do so first: what they have for one socket leaves in one write.
             tokio::task::yield_now().await;
             let Queue { shards, mut writers, has_ended } = std::mem::take(&mut *self.worker.queue());
-            let mut written = 0;
+            let mut pass = Pass { begun: self.node.seams.now(), written: 0 };
             for shard in shards {
-                self.work(shard, &mut due, &mut written);
-                self.breathe(&mut written, &mut writers).await;
+                self.work(shard, &mut due, &mut pass);
+                self.breathe(&mut pass, &mut writers).await;
             }
             while let Some(entry) = due.first_entry()
                 && entry.key().0 <= self.node.seams.now()
             {
                 let shard = entry.remove();
-                self.work(shard, &mut due, &mut written);
-                self.breathe(&mut written, &mut writers).await;
+                self.work(shard, &mut due, &mut pass);
+                self.breathe(&mut pass, &mut writers).await;
             }
             writers.iter().for_each(|writer| writer.write());
+            self.told_busy(&pass);
             if has_ended {
                 return;
             }
         }
     }
 
-    fn work(&self, shard: Arc<Shard>, due: &mut BTreeMap<(Monotonic, ShardId), Arc<Shard>>, written: &mut usize) {
+    fn work(&self, shard: Arc<Shard>, due: &mut BTreeMap<(Monotonic, ShardId), Arc<Shard>>, pass: &mut Pass) {
         let done = shard.work(self.node.seams.now());
-        *written += done.sessions;
+        pass.written += done.sessions;
         if let Some(at) = done.next {
             due.insert((at, shard.id()), shard);
         }
     }
 
     /// A large room takes a while: answers and whatever else this thread has to do do not wait for all of it.
-    async fn breathe(&self, written: &mut usize, writers: &mut Vec<Arc<dyn Write>>) {
-        if *written >= BREATH {
-            *written = 0;
-            self.worker.tick(self.node.seams.now());
+    async fn breathe(&self, pass: &mut Pass, writers: &mut Vec<Arc<dyn Write>>) {
+        if pass.written >= BREATH {
             writers.append(&mut self.worker.queue().writers);
             writers.drain(..).for_each(|writer| writer.write());
+            self.told_busy(pass);
             tokio::task::yield_now().await;
+            *pass = Pass { begun: self.node.seams.now(), written: 0 };
         }
+    }
+
+    fn told_busy(&self, pass: &Pass) {
+        let now = self.node.seams.now();
+        self.worker.tick(now);
+        self.node.pressure.busy(self.worker.number, now.since(pass.begun));
     }
 }

@@ -54,6 +54,9 @@ pub(super) async fn conversation(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     let (after, log) = position(&headers, query)?;
+    if let Err(refusal) = gateway.refuse_newcomers() {
+        return Ok(refused(&gateway, &headers, refusal));
+    }
     gateway.require(&principal, Permission::Read, &conversation).await?;
     match open(&gateway, &principal, &conversation, after, log).await {
         Ok(response) => Ok(response),
@@ -102,7 +105,7 @@ pub(super) async fn personal(
     headers: HeaderMap,
     Query(NoQuery {}): Query<NoQuery>,
 ) -> Result<Response, HttpError> {
-    let slot = match gateway.refuse_if_draining().and_then(|()| take_slot(&gateway)) {
+    let slot = match gateway.refuse_newcomers().and_then(|()| take_slot(&gateway)) {
         Ok(slot) => slot,
         Err(refusal) => return Ok(refused(&gateway, &headers, refusal)),
     };

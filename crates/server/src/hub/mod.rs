@@ -17,17 +17,20 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use conch_core::coalesce::CoalesceLimits;
 use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::shed::Rung;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 use crate::bounded;
 use crate::delivery::Workers;
 use crate::delivery::shard::{Report, Reports};
-use crate::metrics::Queue;
+use crate::metrics::{Queue, Shed};
 use crate::node::Node;
 use crate::owner::Present;
+use crate::pressure;
 use crate::router::{READ_WITHIN, Router, Sighting};
 use sink::Sink;
 
@@ -58,6 +61,8 @@ pub struct HubLimits {
     pub presence_threshold: usize,
     /// Tasks that write to the gateway's sessions.
     pub workers: usize,
+    /// When and how much is gathered before it is written.
+    pub coalesce: CoalesceLimits,
 }
 
 impl Default for HubLimits {
@@ -75,6 +80,7 @@ impl Default for HubLimits {
             silence: Duration::from_secs(3),
             presence_threshold: 1_000,
             workers: 2,
+            coalesce: CoalesceLimits::default(),
         }
     }
 }
@@ -170,9 +176,13 @@ pub struct Session {
 impl Session {
     /// Shows the others that this one types.
     pub fn typing(&self, sub: Subject, name: Option<Arc<str>>) {
+        let node = &self.hubs.shared.node;
+        if node.pressure.rung() >= Rung::NoTyping {
+            return node.metrics.shed(Shed::Typing);
+        }
         // A hub that is too busy for this has better things to do.
         if let Err(TrySendError::Full(_)) = self.hub.commands.try_send(Command::Typing { sub, name }) {
-            self.hubs.shared.node.metrics.limit_hit(Queue::HubCommands);
+            node.metrics.limit_hit(Queue::HubCommands);
         }
     }
 }
@@ -232,6 +242,7 @@ impl Hubs {
     #[must_use]
     pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
         let reads = Semaphore::new(limits.catch_up_reads);
+        node.seams.spawn("pressure", pressure::watch(Arc::clone(&node)));
         let workers = Workers::start(&node, limits.workers);
         Self { shared: Arc::new(Shared { node, router, limits, reads, workers, table: Mutex::default() }) }
     }

@@ -23,8 +23,10 @@ use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 use crate::rules::Rule;
+use gathering::{Crowd, Gathering};
 
 mod following;
+mod gathering;
 mod members;
 mod presence;
 mod sessions;
@@ -111,8 +113,7 @@ struct Hub {
     /// The live ones, by delivery worker; none where there is none yet.
     shards: Vec<Option<Arc<Shard>>>,
     history: History,
-    /// How long records gather for the live ones.
-    window: Duration,
+    gathering: Gathering,
     waiting: Vec<Waiting>,
     presence: Presence,
     presence_due: Option<BoxFuture<'static, ()>>,
@@ -126,6 +127,7 @@ enum Wake {
     Frame(Option<FollowFrame>),
     Command(Option<Command>),
     Followed(Result<Follow, Refusal>),
+    Looked(Option<Crowd>),
     Returned,
     PresenceDue,
     MembersDue,
@@ -156,7 +158,7 @@ impl Hub {
             watchers: BTreeMap::new(),
             shards: vec![None; shared.workers.all().len()],
             history: History::default(),
-            window: Duration::ZERO,
+            gathering: Gathering::default(),
             waiting: Vec::new(),
             presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
@@ -181,6 +183,7 @@ impl Hub {
                 Wake::Command(None) => return,
                 Wake::Followed(Ok(follow)) => self.followed(follow).await,
                 Wake::Followed(Err(refusal)) => self.not_followed(&refusal),
+                Wake::Looked(crowd) => self.looked(crowd),
                 Wake::Returned => self.returned(),
                 Wake::PresenceDue => self.show_presence(),
                 Wake::MembersDue => self.look_at_members(),
@@ -206,6 +209,7 @@ impl Hub {
                 None => std::future::pending().await,
             }
         };
+        let looked = self.gathering.looked();
         let presence_due = async {
             match &mut self.presence_due {
                 Some(due) => due.await,
@@ -218,6 +222,7 @@ impl Hub {
             result = followed => Wake::Followed(result),
             command = self.inbox.recv() => Wake::Command(command),
             () = self.handle.returns.wake.notified() => Wake::Returned,
+            crowd = looked => Wake::Looked(crowd),
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,
             () = &mut self.tick => Wake::Tick,
@@ -240,6 +245,7 @@ impl Hub {
             let _ = waiting.answer.send(Err(refusal));
         }
         self.show_presence();
+        self.look_at_the_crowd();
     }
 
     fn has_lingered(&self) -> bool {

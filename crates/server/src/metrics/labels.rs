@@ -97,6 +97,16 @@ label! {
 }
 
 label! {
+    /// What a gateway under pressure sheds, where it can be counted.
+    Shed = "what" {
+        /// A typing event: one of a client's, or one that was to be shown.
+        Typing = "typing",
+        /// A new socket or stream.
+        Newcomers = "newcomers",
+    }
+}
+
+label! {
     /// How a claim of ownership ended.
     ClaimOutcome = "outcome" {
         /// This node owns it now.

@@ -45,6 +45,7 @@ impl Hub {
         self.follow = Some(Stream { epoch, frames });
         self.reports = Some(reports);
         self.presence.attached(self.heard);
+        self.gathering.attached(self.heard);
         self.report_presence();
         if let Some(snapshot) = snapshot {
             self.live_event(&snapshot);
@@ -181,7 +182,7 @@ impl Hub {
 
     pub(super) fn live_event(&mut self, event: &LiveEvent) {
         let Some(at) = &self.at else { return };
-        if self.live.apply(event) == Applied::Stale {
+        if self.sheds(event) || self.live.apply(event) == Applied::Stale {
             return;
         }
         let frame = Arc::new(Frame::live(&at.address, event.name(), event.encode()));

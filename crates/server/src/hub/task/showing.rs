@@ -17,7 +17,7 @@ impl Hub {
         let shard = self.shards[number].get_or_insert_with(|| {
             let limits = ShardLimits { frames: limits.ring_records, bytes: limits.ring_bytes };
             let shard = Shard::new(&workers.all()[number], node, limits, Arc::clone(&self.handle.returns) as _);
-            shard.tell(Step::Window(self.window));
+            shard.tell(Step::Window(self.gathering.window()));
             shard
         });
         Arc::clone(shard)

@@ -369,4 +369,6 @@ fn unavailable() -> Refusal {
 }
 
 #[cfg(test)]
+mod crowd_tests;
+#[cfg(test)]
 mod tests;

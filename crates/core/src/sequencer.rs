@@ -10,14 +10,17 @@
 //! Deliberately absent: any idea of where the batch is written, and any retry. A batch whose fate is not known ends the
 //! reign; the next one finds out what landed.
 
+mod key;
+
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::ids::{ClientMsgId, Epoch, Seq, Subject};
+use crate::ids::{Epoch, Seq};
 use crate::invariant::{Broken, Invariant};
 use crate::record::{Draft, Record};
 use crate::refusal::{Code, Refusal, Retry};
 use crate::time::{Monotonic, Timestamp};
 use crate::{body::BodyHash, ids::ConvRef};
+use key::Key;
 
 /// Bounds of one sequencer.
 #[derive(Debug, Clone, Copy)]
@@ -172,9 +175,6 @@ pub enum Action {
     Halt(Option<Broken>),
 }
 
-/// The client's id first: it tells nearly all keys of a conversation apart, the sender next to none.
-type Key = (ClientMsgId, Subject);
-
 #[derive(Debug)]
 struct Group {
     ticket: Ticket,
@@ -290,7 +290,7 @@ impl Sequencer {
             return out.push(Action::Refuse(ticket, moved()));
         }
         if let [draft] = drafts.as_slice() {
-            let key = key_of(draft);
+            let key = Key::of(draft);
             if let Some(original) = self.recent.get(&key) {
                 return out.push(answer_duplicate(ticket, draft.body_hash, original));
             }
@@ -302,7 +302,7 @@ impl Sequencer {
                 }
                 return joiners.push(Joiner { ticket, body_hash: draft.body_hash });
             }
-        } else if drafts.iter().any(|draft| self.under_way.contains_key(&key_of(draft))) {
+        } else if drafts.iter().any(|draft| self.under_way.contains_key(&Key::of(draft))) {
             return out.push(Action::Refuse(ticket, busy("a record with the same key is under way")));
         }
         let bytes: usize = drafts.iter().map(|draft| draft.body.as_str().len()).sum();
@@ -312,7 +312,7 @@ impl Sequencer {
             return out.push(Action::Refuse(ticket, busy(&detail)));
         }
         for draft in &drafts {
-            self.under_way.insert(key_of(draft), Vec::new());
+            self.under_way.insert(Key::of(draft), Vec::new());
         }
         self.queued_records += drafts.len();
         self.queued_bytes += bytes;
@@ -401,7 +401,7 @@ impl Sequencer {
                 reused |= original.body_hash != draft.body_hash;
                 let outcome = if duplicate.is_some() { Outcome::Duplicate } else { Outcome::Appended };
                 receipts.push(Receipt { seq: original.seq, epoch: original.epoch, at: original.at, outcome });
-                self.settle_key(key_of(&draft), original, out);
+                self.settle_key(Key::of(&draft), original, out);
                 if duplicate.is_none() {
                     let record = Record::from_draft(self.conversation.id.clone(), seq, self.epoch, at, draft);
                     out.push(Action::Publish { prev: self.last_shown, record });
@@ -457,17 +457,13 @@ impl Sequencer {
     fn refuse_groups(&mut self, groups: Vec<Group>, refusal: &Refusal, out: &mut Vec<Action>) {
         for group in groups {
             for draft in &group.drafts {
-                for joiner in self.under_way.remove(&key_of(draft)).unwrap_or_default() {
+                for joiner in self.under_way.remove(&Key::of(draft)).unwrap_or_default() {
                     out.push(Action::Refuse(joiner.ticket, refusal.clone()));
                 }
             }
             out.push(Action::Refuse(group.ticket, refusal.clone()));
         }
     }
-}
-
-fn key_of(draft: &Draft) -> Key {
-    (draft.client_msg_id.clone(), draft.sender.clone())
 }
 
 fn answer_duplicate(ticket: Ticket, body_hash: BodyHash, original: &Original) -> Action {

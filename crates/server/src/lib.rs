@@ -8,6 +8,8 @@ pub mod cluster;
 pub mod config;
 pub mod cursors;
 pub mod events;
+#[cfg(feature = "testing")]
+pub mod fake;
 pub mod frame;
 pub mod gateway;
 pub mod hub;

@@ -44,7 +44,7 @@ export function startApp({ root, session, api, addresses, renew, onSignedOut }) 
   const announcer = h('div.sr-only', { 'aria-live': 'polite' });
   const announce = (text) => { announcer.replaceChildren(h('p', {}, text.slice(0, 400))); };
   const banner = bannerView({ onRetry: () => socket.retryNow() });
-  const onNew = () => newConversationDialog({ create });
+  const onNew = () => newConversationDialog({ create, agents: () => api.agents() });
   const sidebar = sidebarView({
     inbox, me, titleOf: (summary) => titles.of(summary), partnerOf: (summary) => titles.partnerOf(summary), onNew, onSignOut: () => end(null),
   });
@@ -188,12 +188,12 @@ export function startApp({ root, session, api, addresses, renew, onSignedOut }) 
   const obeying = (call) => obeyDirectives(call, { clock, random });
 
   /** Null once it is open; {open()} if a channel has that name already. */
-  async function create(kind, text) {
+  async function create(kind, text, agent) {
     if (kind === 'join') {
       await join(requireId(parseConversationId(text)));
       return null;
     }
-    const { id, body } = plan(kind, text);
+    const { id, body } = plan(kind, text, agent);
     const { isNew } = await obeying(() => api.create(id, body));
     if (kind === 'channel' && !isNew) return { open: () => go(id) };
     go(id);
@@ -208,14 +208,14 @@ export function startApp({ root, session, api, addresses, renew, onSignedOut }) 
     conversation.restart();
   }
 
-  function plan(kind, text) {
+  function plan(kind, text, agent) {
     if (kind === 'channel') return { id: requireId(slug(text) || `channel-${randomId().slice(0, 8)}`), body: { kind, title: text } };
     if (kind === 'direct') {
       const other = subjectOf(text);
       if (other === me.sub) throw new Refusal({ code: 'invalid_request', detail: 'A direct conversation needs somebody else.' });
       return { id: requireId(directId(me.sub, other)), body: { kind, members: [me.sub, other] } };
     }
-    return { id: `session-${randomId()}`, body: { kind, agent: 'demo', title: text || 'Demo session' } };
+    return { id: `session-${randomId()}`, body: { kind, agent, title: text || `Session with ${agent}` } };
   }
 
   /** Where people enter by name, they are also called by name; elsewhere a subject is meant as it is written. */

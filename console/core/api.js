@@ -22,6 +22,9 @@ export class Api extends Http {
 
   members(id) { return this.call('GET', `${path(id)}/members${queryString({ limit: 500 })}`); }
 
+  /** The agents that a session may have: [{name}]. */
+  async agents() { return (await this.call('GET', '/v1/agents')).agents; }
+
   /** The nodes, for whoever has `admin` on everything; `forbidden` for others. */
   nodes() { return this.call('GET', '/v1/nodes'); }
 

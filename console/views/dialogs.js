@@ -33,22 +33,28 @@ async function attempt(form, error, action) {
   }
 }
 
+/** The agent that always exists. */
+const DEMO = 'demo';
+
 const KINDS = {
   channel: { label: 'Channel', icon: 'hash', field: 'Name', placeholder: 'Tide pool', action: 'Create channel' },
   direct: { label: 'Direct', icon: 'people', field: 'With whom?', placeholder: 'bob', action: 'Start talking' },
-  session: { label: 'Agent', icon: 'spark', field: 'About what? (optional)', placeholder: 'Demo session', action: 'Start session' },
+  session: { label: 'Agent', icon: 'spark', field: 'About what? (optional)', placeholder: 'Tides and trains', action: 'Start session' },
   join: { label: 'Join', icon: 'link', field: 'Conversation id or link', placeholder: 'tide-pool', action: 'Join' },
 };
 
 /**
- * `create(kind, text)`: resolves to null once it is open, to {open()} if another has the name already, or rejects with a
- * Refusal.
+ * `create(kind, text, agent)`: resolves to null once it is open, to {open()} if another has the name already, or rejects with a
+ * Refusal. `agents()`: resolves to [{name}].
  */
-export function newConversationDialog({ create }) {
+export function newConversationDialog({ create, agents }) {
   const error = h('p.form-error', { role: 'alert' });
   const label = h('label', { for: 'new-text' });
   const field = h('input', { id: 'new-text', autocomplete: 'off', spellcheck: 'false', maxlength: '200' });
   const hint = h('p.hint');
+  const agent = h('select', { id: 'new-agent' }, h('option', { value: DEMO }, DEMO));
+  const agentField = h('div.agent-field', { hidden: true }, h('label', { for: 'new-agent' }, 'Who answers?'), agent);
+  agent.addEventListener('change', () => describe());
   const submit = h('button.primary', { type: 'submit' });
   const choices = Object.entries(KINDS).map(([kind, { label: name, icon: picture }]) => h('label.choice', {},
     h('input', { type: 'radio', name: 'kind', value: kind, checked: kind === 'channel', onchange: () => choose(kind) }), icon(picture), h('span', {}, name)));
@@ -58,12 +64,12 @@ export function newConversationDialog({ create }) {
     onsubmit: (event) => {
       event.preventDefault();
       attempt(form, error, async () => {
-        const existing = await create(chosen, field.value.trim());
+        const existing = await create(chosen, field.value.trim(), agent.value);
         if (existing) offer(existing);
         else dialog.close();
       });
     },
-  }, h('fieldset.choices', {}, h('legend.sr-only', {}, 'Kind'), choices), label, field, hint, error, submit);
+  }, h('fieldset.choices', {}, h('legend.sr-only', {}, 'Kind'), choices), agentField, label, field, hint, error, submit);
   const dialog = h('dialog', { 'aria-labelledby': 'new-title' },
     h('header', {}, h('h2', { id: 'new-title' }, 'New conversation'), closeButton(() => dialog)), form);
 
@@ -83,6 +89,7 @@ export function newConversationDialog({ create }) {
     setText(error, '');
     field.placeholder = KINDS[kind].placeholder;
     field.required = kind !== 'session';
+    agentField.hidden = kind !== 'session' || agent.options.length < 2;
     describe();
   }
   function describe() {
@@ -90,7 +97,7 @@ export function newConversationDialog({ create }) {
     setText(hint, {
       channel: id ? `Its id will be ${id}` : 'Anyone you invite can read and write.',
       direct: 'Exactly two people, for good.',
-      session: 'A demonstration agent that needs no key and no network.',
+      session: agent.value === DEMO ? 'A demonstration agent that needs no key and no network.' : 'Whatever is said here, the agent answers.',
       join: 'Ask a member for the link, or type its id.',
     }[chosen]);
   }
@@ -99,6 +106,11 @@ export function newConversationDialog({ create }) {
     describe();
   });
   choose('channel');
+  agents().then((all) => {
+    const names = all.map(({ name }) => name).sort((a, b) => Number(a === DEMO) - Number(b === DEMO));
+    agent.replaceChildren(...names.map((name) => h('option', { value: name }, name)));
+    choose(chosen);
+  }, () => {}); // without the list there is the demo agent
   open(dialog);
   field.focus();
 }

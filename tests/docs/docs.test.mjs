@@ -13,7 +13,8 @@ const read = (file) => readFileSync(path.join(root, file), 'utf8');
 const isFile = (file) => existsSync(path.join(root, file)) && statSync(path.join(root, file)).isFile();
 
 /** Every page that people read. */
-const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', 'clients/typescript/README.md', ...markdownIn('docs')].filter(isFile);
+const clients = ['python', 'typescript', 'typescript-agent'].map((name) => `clients/${name}/README.md`);
+const pages = ['README.md', 'CONTRIBUTING.md', 'tests/clients/README.md', ...clients, ...markdownIn('docs')].filter(isFile);
 
 function markdownIn(folder) {
   return readdirSync(path.join(root, folder), { withFileTypes: true }).flatMap((entry) => {
@@ -170,7 +171,8 @@ test('the README starts the server, has runnable examples, and names every part 
   const readme = read('README.md');
   assert.match(readme, /^cargo run --release -- serve$/m);
   assert.match(readme, /<!-- test: curl -->\n```sh\n/);
-  const [, parts] = /ALL_PARTS=\(([^)]+)\)/.exec(read('test'));
-  const missing = parts.split(' ').filter((part) => !readme.includes(`\`${part}\``));
+  const parts = [...read('test').matchAll(/^readonly (?:ALL|NAMED)_PARTS=\(([^)]+)\)/gm)].flatMap(([, names]) => names.split(' '));
+  assert.ok(parts.includes('core') && parts.includes('model'), parts.join(' '));
+  const missing = parts.filter((part) => !readme.includes(`\`${part}\``));
   assert.deepEqual(missing, []);
 });

@@ -25,8 +25,14 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
 
+# A number with more digits is none that is meant.
+DIGITS_MAX = 15
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Seconds that one read may take: whoever sends nothing holds no thread for ever.
+    timeout = 60
     agent: Agent
 
     def do_POST(self) -> None:
@@ -50,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes | None:
         length = self.headers.get("content-length", "")
-        if not length.isascii() or not length.isdigit():
+        if not length.isascii() or not length.isdigit() or len(length) > DIGITS_MAX:
             self._refuse(411, "content-length: is needed")
         elif int(length) > BODY_MAX_BYTES:
             self._refuse(413, f"body: is {length} bytes long; at most {BODY_MAX_BYTES} are allowed")

@@ -84,7 +84,8 @@ class Turn:
         """
         key = self._key(name)
         if (entry := self._journal.get(key)) is not None:
-            if entry.get("input") != input:
+            # As it was kept: tuples are lists there, and keys are strings.
+            if entry.get("input") != json.loads(json.dumps(input)):
                 raise JournalMismatch(f"step {key}: was run with another input before")
             return entry["output"]
         output = action()

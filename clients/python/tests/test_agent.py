@@ -87,7 +87,7 @@ class Steps(OwnerCase):
         calls = []
 
         def run(turn: Turn):
-            first = turn.step("pay", lambda: calls.append("first") or {"sum": (1, 2)})
+            first = turn.step("pay", lambda: calls.append("first") or {"sum": (1, 2)}, (1, {2: 3}))
             second = turn.step("pay", lambda: calls.append("second") or 5)
             turn.message(f"{first['sum']} {second} {turn.text}")
             turn.state = {"n": (turn.state or 0) + 1}

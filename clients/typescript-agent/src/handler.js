@@ -17,7 +17,14 @@ const FIELDS = ['conversation', 'turn', 'epoch', 'attempt', 'messages', 'journal
  */
 export function handler({ secret, run, onError = console.error }) {
   sign(secret, '', 0, new Uint8Array()); // a secret that is none is refused now
-  return async (request, response) => {
+  // Node's server does not wait for the promise, so a rejection would end the whole process.
+  return (request, response) => take(request, response).catch((error) => {
+    onError(error);
+    response.destroy();
+  });
+
+  /** @param {import('node:http').IncomingMessage} request @param {import('node:http').ServerResponse} response */
+  async function take(request, response) {
     const body = await read(request, response);
     if (body === null) return;
     try {
@@ -30,7 +37,7 @@ export function handler({ secret, run, onError = console.error }) {
     const turn = parse(body);
     if (turn === null) refuse(response, 400, 'body: is not a turn');
     else await answer(turn, run, response, onError);
-  };
+  }
 }
 
 /**
@@ -72,13 +79,17 @@ async function read(request, response) {
   }
   const pieces = [];
   let length = 0;
-  for await (const piece of request) {
-    length += piece.length;
-    if (length > BODY_MAX_BYTES) {
-      refuse(response, 413, `body: is longer than ${BODY_MAX_BYTES} bytes`);
-      return null;
+  try {
+    for await (const piece of request) {
+      length += piece.length;
+      if (length > BODY_MAX_BYTES) {
+        refuse(response, 413, `body: is longer than ${BODY_MAX_BYTES} bytes`);
+        return null;
+      }
+      pieces.push(piece);
     }
-    pieces.push(piece);
+  } catch {
+    return null; // whoever sent it hung up in its middle
   }
   return Buffer.concat(pieces);
 }

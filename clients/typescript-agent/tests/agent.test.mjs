@@ -1,6 +1,8 @@
 /** The helper against an owner that plays its part: real sockets, signatures, durable steps, another run after a crash. */
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { createServer } from 'node:http';
+import { connect } from 'node:net';
 import { test } from 'node:test';
 import { InvalidSignature, JournalMismatch, StepRefused, handler, sign, verify } from '../src/index.js';
 import { TOLERANCE_S } from '../src/signature.js';
@@ -36,6 +38,18 @@ async function owner(t) {
     new Turn(request, (line) => lines.push(line), { fetch, sleep: async (ms) => void self.slept.push(ms) });
   return self;
 }
+
+test('whoever hangs up in the middle of a request ends nothing but that', async (t) => {
+  const base = await listen(t, handler({ secret: SECRET, run: () => {}, onError: () => assert.fail('nothing was run') }));
+  const { hostname, port } = new URL(base);
+  const socket = connect(Number(port), hostname);
+  await once(socket, 'connect');
+  socket.write('POST / HTTP/1.1\r\nhost: worker\r\ncontent-length: 10\r\n\r\n1');
+  socket.destroy();
+  await once(socket, 'close');
+  const answer = await fetch(base, { method: 'POST', body: '{}' });
+  assert.equal(answer.status, 401, 'it goes on, and looks at signatures');
+});
 
 test('a completed step is not run again', async (t) => {
   const at = await owner(t);

@@ -221,8 +221,8 @@ function fold(id, records, live = new Map(), resumed = 0) {
   for (const { epoch } of live.values()) runBy(turn, epoch);
   for (const [step, { text, attempt }] of live) {
     const announced = turn.steps.findIndex((known) => known.step === step);
-    const [known] = announced < 0 ? [] : turn.steps.splice(announced, 1);
-    turn.steps.push({ step, type: stepType(step), done: false, ...known, text, attempt });
+    const known = announced < 0 ? { step, type: stepType(step), done: false } : turn.steps.splice(announced, 1)[0];
+    turn.steps.push({ ...known, text, attempt });
   }
   if (turn.steps.some(({ ask }) => ask?.answer === null)) turn.state = 'waiting';
   return turn;

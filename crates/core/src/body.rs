@@ -12,6 +12,10 @@ use sha2::{Digest, Sha256};
 
 use crate::json::is_deeper_than;
 
+mod look;
+
+use self::look::{Sort, Text, TextSort};
+
 /// The limits a body from outside is held to.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -65,19 +69,7 @@ impl Body {
     /// # Errors
     /// As [`InvalidBody`] lists; the limits are inclusive.
     pub fn parse(raw: &str, limits: Limits) -> Result<Self, InvalidBody> {
-        if is_deeper_than(raw, limits.depth) {
-            return Err(InvalidBody::TooDeep { limit: limits.depth });
-        }
-        let compacted = compact(raw)?;
-        if compacted.len() > limits.bytes {
-            return Err(InvalidBody::TooLarge { bytes: compacted.len(), limit: limits.bytes });
-        }
-        let value: serde_json::Value =
-            serde_json::from_str(&compacted).map_err(|error| InvalidBody::NotJson(error.to_string()))?;
-        if !value.is_object() {
-            return Err(InvalidBody::NotAnObject);
-        }
-        Ok(Self(compacted.into()))
+        Self::looked_at(raw, limits).map(|(body, _)| body)
     }
 
     /// As [`Body::parse`], and the object has a string `text`, as every message has.
@@ -85,16 +77,26 @@ impl Body {
     /// # Errors
     /// As [`InvalidBody`] lists.
     pub fn parse_message(raw: &str, limits: Limits) -> Result<Self, InvalidBody> {
-        #[derive(Deserialize)]
-        struct Text<'a> {
-            #[serde(borrow)]
-            text: Option<&'a RawValue>,
+        match Self::looked_at(raw, limits)? {
+            (body, Text::One(TextSort::String)) => Ok(body),
+            (_, Text::Several) => Err(InvalidBody::NotJson("duplicate field `text`".to_owned())),
+            (_, Text::One(_) | Text::None) => Err(InvalidBody::NoText),
         }
-        let body = Self::parse(raw, limits)?;
-        let text: Text<'_> = serde_json::from_str(&body.0).map_err(|error| InvalidBody::NotJson(error.to_string()))?;
-        match text.text {
-            Some(text) if text.get().starts_with('"') => Ok(body),
-            _ => Err(InvalidBody::NoText),
+    }
+
+    /// Checks and compacts, and says what `text` is.
+    fn looked_at(raw: &str, limits: Limits) -> Result<(Self, Text), InvalidBody> {
+        if is_deeper_than(raw, limits.depth) {
+            return Err(InvalidBody::TooDeep { limit: limits.depth });
+        }
+        let compacted = compact(raw)?;
+        if compacted.len() > limits.bytes {
+            return Err(InvalidBody::TooLarge { bytes: compacted.len(), limit: limits.bytes });
+        }
+        match serde_json::from_str(&compacted) {
+            Ok(Sort::Object(text)) => Ok((Self(compacted.into()), text)),
+            Ok(Sort::String | Sort::Other) => Err(InvalidBody::NotAnObject),
+            Err(error) => Err(InvalidBody::NotJson(error.to_string())),
         }
     }
 
@@ -164,17 +166,20 @@ pub struct BodyHash(pub [u8; 16]);
 /// Drops white space outside strings. Says nothing yet about validity.
 fn compact(raw: &str) -> Result<String, InvalidBody> {
     let mut compacted = String::with_capacity(raw.len());
-    let (mut in_string, mut escaped) = (false, false);
-    for character in raw.chars() {
-        match character {
-            ' ' | '\t' | '\n' | '\r' if !in_string => continue,
+    let (mut in_string, mut escaped, mut kept_from) = (false, false, 0);
+    for (at, byte) in raw.bytes().enumerate() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\r' if !in_string => {
+                compacted.push_str(&raw[kept_from..at]);
+                kept_from = at + 1;
+            }
             _ if escaped => escaped = false,
-            '\\' if in_string => escaped = true,
-            '"' => in_string = !in_string,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
             _ => {}
         }
-        compacted.push(character);
     }
+    compacted.push_str(&raw[kept_from..]);
     // White space inside a token ("tr ue") must not become valid by being dropped.
     if compacted.len() != raw.len() {
         serde_json::from_str::<&RawValue>(raw).map_err(|error| InvalidBody::NotJson(error.to_string()))?;
@@ -211,7 +216,38 @@ mod tests {
         assert!(error(r#"{"a":1 2}"#).starts_with("body: is not valid JSON"));
         assert!(error(r#"{"a":"\ud800"}"#).starts_with("body: is not valid JSON"));
         assert!(error(r#"{"a":1}}"#).starts_with("body: is not valid JSON"));
-        let no_text = Body::parse_message(r#"{"text":7}"#, limits).expect_err("must be refused");
-        assert_eq!(no_text, InvalidBody::NoText);
+        let message = |raw: &str| Body::parse_message(raw, limits);
+        for raw in [r#"{"text":7}"#, r#"{"text":null}"#, r#"{"text":{}}"#, "{}", r#"{"a":{"text":"x"}}"#] {
+            assert_eq!(message(raw), Err(InvalidBody::NoText), "{raw}");
+        }
+        let twice = InvalidBody::NotJson("duplicate field `text`".to_owned());
+        assert_eq!(message(r#"{"text":7,"text":"x"}"#), Err(twice));
+        assert!(message(r#"{"te\u0078t":"x"}"#).is_ok() && message(r#"{"a":[{"text":1}],"text":"x"}"#).is_ok());
+    }
+
+    #[test]
+    fn every_string_and_number_is_one_that_clients_can_read() {
+        let error = |raw: &str| Body::parse(raw, Limits::default()).expect_err("must be refused").to_string();
+        for raw in [
+            r#"{"a":[{"b":"\ud800"}]}"#,
+            r#"{"\udfff":1}"#,
+            r#"{"a":1e999}"#,
+            r#"{"a":01}"#,
+            r#"{"a":"\x"}"#,
+            "{\"a\":\"\u{1}\"}",
+            r#"{"a":[1,]}"#,
+            r#"{"a" "b"}"#,
+            "",
+        ] {
+            assert!(error(raw).starts_with("body: is not valid JSON"), "{raw}");
+        }
+        for raw in [r#"{"a":[true,null,-1,1.5e3,18446744073709551615,"\ud83d\ude00",[],{}]}"#, "{}"] {
+            assert_eq!(Body::parse(raw, Limits::default()).expect("valid").as_str(), raw);
+        }
+        let text = "{ \"\u{e9} \u{1f600}\" : \"\u{2028} \\\" \" }";
+        assert_eq!(
+            Body::parse(text, Limits::default()).expect("valid").as_str(),
+            "{\"\u{e9} \u{1f600}\":\"\u{2028} \\\" \"}"
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! The composition root: puts a node together from its configuration, runs it, and takes it down in order.
 //!
 //! Start: load the key, lock and open the store, bind the listeners, register the lease, then be ready. Stop: be ready no
-//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away.
+//! more, stop accepting, close what is connected, finish appends and release every lease, take the node's row away. Who is told
+//! to stop while starting waits for nothing of the store's, and gives back what was registered.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use conch_core::death::DeathWatch;
 use conch_core::ids::Incarnation;
 use conch_core::lease::LeaseTiming;
-use conch_store::Store;
+use conch_store::{Store, StoreError};
 use tokio::sync::watch;
 
 use crate::agents::Callbacks;
@@ -72,7 +73,7 @@ pub enum ServeError {
     Agents(#[from] InvalidAgents),
     /// The node could not be registered.
     #[error("the node could not be registered: {0}")]
-    Register(conch_store::StoreError),
+    Register(StoreError),
     /// The lease was lost: another process declared this one dead.
     #[error("the node's lease was lost; restart the process to register again")]
     LeaseLost,
@@ -126,7 +127,13 @@ pub async fn run_with(
     let key = stores::signing_key(&config, fresh_secret)?;
     may_bind("listen", config.listen, key.mode)?;
     may_bind("ops_listen", config.ops_listen, key.mode)?;
-    let store = stores::open(&config, &key).await?;
+    let mut stop = std::pin::pin!(stop);
+    let store = tokio::select! {
+        biased;
+        // Not cancel safe; what it leaves undone was not registered, and ends with its connections.
+        opened = stores::open(&config, &key) => opened?,
+        () = &mut stop => return Ok(Ended::InOrder),
+    };
     serve(store, key, config, embed, started, stop).await
 }
 
@@ -152,6 +159,7 @@ async fn serve(
     started: impl FnOnce(Started),
     stop: impl Future<Output = ()>,
 ) -> Result<Ended, ServeError> {
+    let mut stop = std::pin::pin!(stop);
     let listener = Listener::bind(config.listen).await?;
     let callbacks = config.callbacks(&key, listener.addr());
     let agents = Answering { agents: Arc::new(embed(config.agents(&callbacks)?)), callbacks };
@@ -183,23 +191,30 @@ async fn serve(
         seams,
     });
     let port = LinkPort::bind(&config, &key, &node).await?;
-    let mut lease = heartbeat::start(&node, port.advertised.clone()).await.map_err(ServeError::Register)?;
+    let limit = Duration::from_millis(config.limits.drain_ms);
+    let mut lease = match register(&node, port.advertised.clone(), stop.as_mut(), limit).await? {
+        Registered::Holds(lease) => lease,
+        Registered::Stopped(ended) => return Ok(ended),
+    };
     let Assembled { gateway, router, open } = assemble(&node, port, agents, &key, &config)?;
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
-    readiness.advance(ReadinessState::Ready);
-    started(addresses);
-
-    let stop = stop_or_drain(stop, node.nodes.watch(), node.me);
-    let outcome = match wait_for_end(stop, &mut lease).await {
+    let told = async {
+        if first_view(stop.as_mut(), node.nodes.watch()).await == Start::Stopped {
+            return;
+        }
+        readiness.advance(ReadinessState::Ready);
+        started(addresses);
+        stop_or_drain(stop, node.nodes.watch(), node.me).await;
+    };
+    let outcome = match wait_for_end(told, &mut lease).await {
         LeaseState::Lost => {
             readiness.advance(ReadinessState::LeaseLost);
             Err(ServeError::LeaseLost)
         }
         LeaseState::Held => {
             readiness.advance(ReadinessState::Draining);
-            let limit = Duration::from_millis(config.limits.drain_ms);
             Ok(shut_down(&node, &gateway, &router, open, limit).await)
         }
     };
@@ -208,6 +223,43 @@ async fn serve(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// How a registration ended.
+enum Registered {
+    /// The node has its lease.
+    Holds(watch::Receiver<LeaseState>),
+    /// It was told to stop meanwhile, and has given back what was registered.
+    Stopped(Ended),
+}
+
+/// Registers the node, unless it is told to stop. A registration that is under way then is awaited, within `limit`, because
+/// nobody could tell whether to give it back.
+async fn register(
+    node: &Arc<Node>,
+    address: String,
+    stop: impl Future<Output = ()>,
+    limit: Duration,
+) -> Result<Registered, ServeError> {
+    let mut registering = std::pin::pin!(heartbeat::start(node, address));
+    tokio::select! {
+        biased;
+        lease = &mut registering => return lease.map(Registered::Holds).map_err(ServeError::Register),
+        () = stop => {}
+    }
+    let in_order = async {
+        let lease = registering.await;
+        if let Err(StoreError::Unavailable(_) | StoreError::Full(_)) = lease {
+            // It was refused: there is nothing to give back.
+            return Ok(());
+        }
+        node.store.deregister(node.me).await.map(drop)
+    };
+    Ok(Registered::Stopped(match tokio::time::timeout(limit, in_order).await {
+        Ok(Ok(())) => Ended::InOrder,
+        // If there is a row, it stays until it expires.
+        Ok(Err(_)) | Err(_) => Ended::OutOfTime,
+    }))
 }
 
 /// What runs on a node that has its lease.
@@ -266,6 +318,24 @@ fn assemble(
         node: Arc::clone(node),
     });
     Ok(Assembled { gateway, router, open })
+}
+
+/// Whether a start goes on.
+#[derive(PartialEq, Eq)]
+enum Start {
+    GoesOn,
+    Stopped,
+}
+
+/// Waits for the first look at the nodes' rows: before it the node knows of no other one, nor of itself, and would say so.
+async fn first_view(stop: impl Future<Output = ()>, mut views: watch::Receiver<Arc<View>>) -> Start {
+    // Both branches are cancel safe.
+    tokio::select! {
+        biased;
+        () = stop => Start::Stopped,
+        // An error: nobody looks any more, and there is nothing to wait for.
+        _ = views.wait_for(|view| view.read_at.is_some()) => Start::GoesOn,
+    }
 }
 
 /// Completes when the process is told to stop, or the node to drain: an operator marks its row, through whichever node.
@@ -367,4 +437,24 @@ async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
 
 fn fresh_secret() -> [u8; 32] {
     rand::random()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use conch_core::time::Monotonic;
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_start_waits_for_the_first_look_at_the_nodes_or_for_its_end() {
+        let nodes = Nodes::default();
+        let mut waits = std::pin::pin!(first_view(pending(), nodes.watch()));
+        assert!(waits.as_mut().now_or_never().is_none());
+        assert!(first_view(ready(()), nodes.watch()).await == Start::Stopped);
+        nodes.set(Vec::new(), Monotonic::default());
+        assert!(waits.await == Start::GoesOn);
+    }
 }

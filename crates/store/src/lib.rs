@@ -15,6 +15,7 @@ mod log;
 pub mod memory;
 mod own_thread;
 pub mod postgres;
+mod size;
 pub mod sqlite;
 
 pub use error::StoreError;
@@ -27,6 +28,7 @@ pub use log::{
     DueChange, DueMark, DueQuery, DueRow, DueWhy, Duplicate, Head, Landed, LogStore, Member, MembershipChange,
     NewConversation, Page, RangeQuery, Summary, SummaryPage, UNREAD_CAP,
 };
+pub use size::Size;
 
 /// Both halves in one object, as every current backend offers them.
 pub trait Store: LeaseStore + LogStore {}

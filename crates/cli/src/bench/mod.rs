@@ -15,6 +15,7 @@ mod idle;
 mod process;
 mod sender;
 mod server;
+mod turns;
 mod worker;
 
 use std::io::Write;
@@ -45,6 +46,9 @@ enum Bench {
     Failover(FailoverArgs),
     /// What a node pays for conversations that it owns and in which nothing happens: memory, and writes while its heart beats.
     Idle(IdleArgs),
+    /// Agents that answer: how fast their text reaches those who watch, how fast a long conversation is taken up again, many
+    /// turns at once, what a turn takes on disk, and a model that floods.
+    Turns(TurnsArgs),
     /// The sessions of a fan-out, in a process of their own; speaks JSON lines with the bench.
     #[command(hide = true)]
     FanoutClients(clients::ClientsArgs),
@@ -172,6 +176,62 @@ struct IdleArgs {
     seconds: u32,
 }
 
+/// One of the measurements of `bench turns`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TurnsPart {
+    /// From the model's socket to a viewer's; with --store the viewer is on another node.
+    Deltas,
+    /// A message to a conversation that nobody has in memory, to its ack: a long one beside a short one.
+    Thaw,
+    /// Many turns at once, each with a viewer.
+    Streaming,
+    /// Bytes on disk, turn after turn of one conversation.
+    Storage,
+    /// A model that says far too much at once.
+    Flood,
+}
+
+#[derive(Debug, Args)]
+struct TurnsArgs {
+    /// A database, postgres://…, with CONCH_AUTH_SECRET, instead of data directories; deltas are then watched on another node
+    /// than their turn's. All is done in schemas of the bench's own (conch_bench_…), which are dropped at its end.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// Only these measurements, separated by commas [default: all].
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PARTS")]
+    only: Vec<TurnsPart>,
+    /// deltas: turns at once, 1 to 1,000.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    streams: u32,
+    /// deltas: deltas a second of one turn, 1 to 1,000.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rate: u32,
+    /// deltas, streaming: seconds for which a model speaks, 1 to 60.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=60))]
+    seconds: u32,
+    /// deltas: rounds, 1 to 20; each one of the server and one of the baseline.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// thaw: records of the long conversation, 10 to 1,000,000.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    records: u32,
+    /// thaw: how often it is taken up again, each time by a fresh process, 1 to 10,000.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    thaws: u32,
+    /// streaming: turns at once, each with ten deltas a second, 1 to 10,000.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    turns: u32,
+    /// storage: turns of the conversation, one after the other, 4 to 100,000.
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(4..=100_000))]
+    history: u32,
+    /// flood: deltas a second, for 3 s, 100 to 20,000.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=20_000))]
+    flood: u32,
+    /// Where the data directories are made [default: the system's temporary directory].
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "store")]
+    dir: Option<PathBuf>,
+}
+
 pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
     match &args.what {
         // Several threads, as a server has them, for the node that runs in this process.
@@ -179,6 +239,8 @@ pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
         Bench::Fanout(fanout) => crate::block_on(fanout::run(fanout, output)),
         Bench::Failover(failover) => crate::block_on(failover::run(failover, output)),
         Bench::Idle(idle) => crate::block_on(idle::run(idle, output)),
+        // Several threads: the model must not wait for those who watch.
+        Bench::Turns(turns) => crate::block_on_threads(turns::run(turns, output)),
         Bench::FanoutClients(clients) => crate::block_on(clients::run(clients)),
         Bench::BareSender(sender) => sender::run(sender),
     }

@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::client::{Endpoint, HttpClient, Request};
 use crate::exit::Failure;
 use crate::local;
 
 /// How long a start may take.
 const START_MAX: Duration = Duration::from_secs(30);
-/// How often readiness is asked for.
+/// How long an end in order may take.
+const STOP_MAX: Duration = Duration::from_secs(60);
+/// How often readiness, or an end, is asked for.
 const POLL: Duration = Duration::from_millis(20);
 
 /// A running server.
@@ -33,10 +37,22 @@ impl ServerUnderTest {
 
     /// The same on a store that exists, with these settings (`KEY=VALUE`).
     pub(crate) async fn start_on(beside: &Path, store: &str, settings: &[String]) -> Result<Self, Failure> {
-        Self::start_in(Scratch::new(beside)?, store, settings).await
+        let arguments: Vec<String> =
+            settings.iter().flat_map(|setting| ["--set".to_owned(), setting.clone()]).collect();
+        Self::start_in(Scratch::new(beside)?, store, &arguments).await
     }
 
-    async fn start_in(scratch: Scratch, store: &str, settings: &[String]) -> Result<Self, Failure> {
+    /// The same with a configuration file that says this.
+    pub(crate) async fn start_configured(beside: &Path, store: &str, config: &str) -> Result<Self, Failure> {
+        let scratch = Scratch::new(beside)?;
+        let file = scratch.path.join("conch.toml");
+        std::fs::write(&file, config)?;
+        let file = file.to_str().ok_or_else(|| Failure::other("the temporary directory's name is not UTF-8"))?;
+        let arguments = ["--config".to_owned(), file.to_owned()];
+        Self::start_in(scratch, store, &arguments).await
+    }
+
+    async fn start_in(scratch: Scratch, store: &str, arguments: &[String]) -> Result<Self, Failure> {
         let (listen, operations) = (free_address()?, free_address()?);
         let log = std::fs::File::create(scratch.path.join("server.log"))?;
         let mut command = Command::new(std::env::current_exe()?);
@@ -54,9 +70,7 @@ impl ServerUnderTest {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        for setting in settings {
-            command.args(["--set", setting]);
-        }
+        command.args(arguments);
         let child =
             command.spawn().map_err(|error| Failure::other(format!("the server could not be started: {error}")))?;
         let operations = Endpoint::new(&format!("http://{operations}"), None).map_err(Failure::other)?;
@@ -83,6 +97,26 @@ impl ServerUnderTest {
         Err(Failure::other(format!("the server was not ready within {START_MAX:?}: {}", self.log_tail())))
     }
 
+    /// Asks it to end, and waits until it has.
+    pub(crate) async fn stop(mut self) -> Result<(), Failure> {
+        let asked = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        asked.map_err(|error| Failure::other(format!("the server could not be asked to end: {error}")))?;
+        let begun = Instant::now();
+        while begun.elapsed() < STOP_MAX {
+            match self.child.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => {
+                    return Err(Failure::other(format!(
+                        "the server did not end in order ({status}): {}",
+                        self.log_tail()
+                    )));
+                }
+                None => tokio::time::sleep(POLL).await,
+            }
+        }
+        Err(Failure::other(format!("the server did not end within {STOP_MAX:?}: {}", self.log_tail())))
+    }
+
     fn log_tail(&self) -> String {
         let text = std::fs::read_to_string(self.scratch.path.join("server.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().rev().take(5).collect();
@@ -97,6 +131,11 @@ impl ServerUnderTest {
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Its operations listener.
+    pub(crate) fn operations(&self) -> &HttpClient {
+        &self.operations
     }
 
     /// Its metrics, as Prometheus text.
@@ -140,7 +179,7 @@ impl Drop for Scratch {
 }
 
 /// A loopback address that was free a moment ago.
-fn free_address() -> Result<String, Failure> {
+pub(super) fn free_address() -> Result<String, Failure> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
 }
 

@@ -1,6 +1,7 @@
 //! `conch serve`: hands the configuration to the server, prints where it is, and reports how it ended.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use conch_core::ids::Incarnation;
 use conch_server::auth::secret::Mode;
@@ -15,6 +16,9 @@ use crate::exit::Failure;
 use crate::local;
 use crate::output::Output;
 
+/// Longest wait, at the very end, for what still occupies a thread.
+const LEFT_OVER: Duration = Duration::from_secs(1);
+
 pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
     let config = local::config(args.config.clone(), super::config::flags(args)).map_err(Failure::usage)?;
     super::config::warn_of_variables(output);
@@ -24,7 +28,7 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::other(format!("the runtime could not be started: {error}")))?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let stop = stop_signal()?;
         let store = config.store.to_string();
         let started = |started: Started| {
@@ -46,7 +50,10 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
         }
         output.notice(farewell(ended));
         Ok(())
-    })
+    });
+    // A start that was stopped may have left a thread that looks up a name, for which nobody waits any more.
+    runtime.shutdown_timeout(LEFT_OVER);
+    ended
 }
 
 /// Where an exit hook finds out which registration it may declare dead. Empty until the node is ready, gone after an end in

@@ -1,6 +1,7 @@
 //! The real process, from outside: what a person or a script sees of `conch`. Needs no network but loopback.
 
 mod bench;
+mod bench_turns;
 mod cluster;
 mod commands;
 mod crashes;
@@ -10,4 +11,5 @@ mod memory;
 mod node;
 mod operators;
 mod refusals;
+mod stops;
 mod verify;

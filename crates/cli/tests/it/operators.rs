@@ -88,6 +88,8 @@ fn a_drain_goes_through_any_node_and_ends_the_named_one_in_order() {
         command.env("CONCH_URL", homes[0].1.url()).env("CONCH_STORE", &url);
         Done::of(command.output().expect("the binary starts"))
     };
+    let fresh = ask(&["nodes", "--url", &homes[1].1.url()]).lines();
+    assert!(fresh.iter().any(|row| row["name"] == "b"), "a node that is ready has seen itself: {fresh:?}");
     until("both nodes to be seen", || (ask(&["nodes"]).lines().len() == 2).then_some(()));
 
     let moved = run(&["leases", "switch", "--leases", "postgres", "--store", &url]);

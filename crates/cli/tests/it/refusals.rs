@@ -112,9 +112,56 @@ fn a_server_that_forgets_and_a_pooler_that_mixes_sessions_are_refused() {
     let place = Place::new();
     let forgetful = TestServer::start(Disk::NotSynced, &[]);
     place.refuses(place.serve(&forgetful.url("postgres"), &[]), 1, &["fsync=off", "postgresql.conf"]);
+    let (server, url) = server();
+    let node = place.home.start_with(place.serve(&url, &[]));
+    assert_eq!(node.terminate().code(), Some(0), "there are tables");
+    let pooler = Pooler::start(&server, "transaction", "");
+    let url = pooler.url("postgres");
+    let said = ["a pooler that shares sessions", "session mode"];
+    // Whatever the ones before have left in the pooler.
+    for _ in 0..3 {
+        place.refuses(place.serve(&url, &[]), 1, &said);
+    }
+    let commands: [&[&str]; 5] = [
+        &["canary"],
+        &["verify"],
+        &["expel", "00000000-0000-4000-8000-000000000001"],
+        &["restored", "--above", "9"],
+        &["leases", "switch", "--leases", "postgres"],
+    ];
+    for command in commands {
+        let done = beside(command, &url);
+        assert!(done.code == 1 && said.iter().all(|part| done.stderr.contains(part)), "{command:?}: {done:?}");
+    }
+}
+
+/// An operator's command on a store.
+fn beside(arguments: &[&str], url: &str) -> Done {
+    let mut command = conch(arguments);
+    command.args(["--store", url]).env("CONCH_AUTH_SECRET", SECRET);
+    Done::of(command.output().expect("the binary starts"))
+}
+
+#[test]
+fn a_pooler_in_session_mode_carries_a_node_and_the_commands_beside_it() {
     let (server, _) = server();
-    let pooler = Pooler::start(&server, "ignore_startup_parameters = options");
-    place.refuses(place.serve(&pooler.url("postgres"), &[]), 1, &["a pooler that shares sessions", "session mode"]);
+    let pooler = Pooler::start(&server, "session", "default_pool_size = 60");
+    let (url, place) = (pooler.url("postgres"), Place::new());
+    let run = |arguments: &[&str]| {
+        let mut command = place.home.command(arguments);
+        command.env("CONCH_STORE", &url).env("CONCH_AUTH_SECRET", SECRET);
+        Done::of(command.output().expect("the binary starts"))
+    };
+    for text in ["first", "second"] {
+        let node = place.home.start_with(place.serve(&url, &[]));
+        assert_eq!(run(&["create", "room"]).code, 0);
+        let sent = run(&["send", "room", text]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert_eq!(beside(&["canary"], &url).code, 0);
+        assert_eq!(node.terminate().code(), Some(0));
+    }
+    let history = run(&["verify"]);
+    assert_eq!(history.code, 0, "{history:?}");
 }
 
 #[test]
@@ -135,7 +182,8 @@ fn nodes_of_one_database_agree_on_the_place_of_the_leases_and_on_the_secret() {
     let (first, second) = (Place::new(), Place::new());
     let node = first.home.start_with(first.serve(&url, &["--node", "a"]));
     let etcd = TestCluster::shared().url();
-    let said = ["keeps its leases in this database", "told the etcd cluster", "conch leases switch"];
+    let said =
+        ["keeps its leases in this database", "told the etcd cluster", "set CONCH_LEASES", "conch leases switch"];
     second.refuses(second.serve(&url, &["--node", "b", "--leases", &etcd]), 1, &said);
     let mut other = second.serve(&url, &["--node", "b"]);
     other.env("CONCH_AUTH_SECRET", OTHER_SECRET);
@@ -181,7 +229,7 @@ fn a_peer_with_another_secret_or_version_is_turned_away_and_named() {
     let _ = stream.read_to_end(&mut answer);
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let ours = format!("this node {VERSION}");
-    assert!(answer.contains("version 2.0") && answer.contains(&ours), "{answer:?}");
+    assert!(answer.contains("cannot be understood: it speaks version 2.0") && answer.contains(&ours), "{answer:?}");
     until("the log to name the version", || log_of(&logs[0]).contains("version 2.0").then_some(()));
 
     let (_b, _) = linked(&second, &url, "b", OTHER_SECRET, &logs[1]);

@@ -87,6 +87,20 @@ pub fn assemble(records: &[Record]) -> Vec<ContextMessage> {
     assembly.messages
 }
 
+/// The same with what the run of `turn` is to answer, however little of the log was looked at: before the first message of the
+/// turn, if it is not there.
+#[must_use]
+pub fn with_input(mut messages: Vec<ContextMessage>, turn: Seq, input: &Record) -> Vec<ContextMessage> {
+    let content = Content::User { sender: input.sender.clone(), name: input.name.clone(), body: input.body.clone() };
+    // A turn that is run again answers the input of another one, which stands where that one began.
+    let is_there = |message: &ContextMessage| [turn, input.seq].contains(&message.turn) && message.content == content;
+    if input.deleted_at.is_none() && !messages.iter().any(is_there) {
+        let first = messages.iter().position(|message| message.turn == turn).unwrap_or(messages.len());
+        messages.insert(first, ContextMessage { turn, content });
+    }
+    messages
+}
+
 /// The turns of which not everything is shown.
 #[derive(Default)]
 struct Void {

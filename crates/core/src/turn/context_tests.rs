@@ -9,7 +9,7 @@ use crate::record::{Draft, Record, RecordKind};
 use crate::time::Timestamp;
 use crate::turn::StepId;
 use crate::turn::cancel::{Cancel, CancelMode};
-use crate::turn::context::{Content, ContextMessage, assemble};
+use crate::turn::context::{Content, ContextMessage, assemble, with_input};
 use crate::turn::journal::{self, FailReason};
 use crate::turn::result::{AskedCall, StepResult, ToolStatus, Usage};
 
@@ -60,6 +60,31 @@ impl Log {
     fn shown(&self) -> Vec<String> {
         assemble(&self.0).iter().map(line).collect()
     }
+}
+
+#[test]
+fn a_turn_sees_what_it_answers_however_little_of_the_log_is_looked_at() {
+    let mut log = Log::default();
+    let first = log.says("first");
+    log.starts(first);
+    let second = log.says("second");
+    log.asks(first, "let me see", 1);
+    log.tool(first, 0);
+    log.answers(first, "one");
+    log.starts(second);
+    let shown = |from: usize, turn: Seq, input: Seq| {
+        let input = &log.0[usize::try_from(input.0).expect("small") - 1];
+        with_input(assemble(&log.0[from..]), turn, input).iter().map(line).collect::<Vec<_>>()
+    };
+    // All of the log: nothing is said twice.
+    assert_eq!(shown(0, second, second), log.shown());
+    assert_eq!(shown(0, first, first), log.shown());
+    // The queued input is older than what was looked at; and so is the input of the turn that says so much.
+    assert_eq!(shown(5, second, second), ["agent: one", "user: second"]);
+    assert_eq!(shown(3, first, first)[0], "user: first");
+    // Another run of the first turn, of which nothing is shown.
+    let end = log.0.len();
+    assert_eq!(shown(end, Seq(99), first), ["user: first"]);
 }
 
 fn line(message: &ContextMessage) -> String {

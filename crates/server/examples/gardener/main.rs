@@ -11,6 +11,7 @@ use conch_server::serve;
 use conch_server::turn::agents::{AgentLimits, Agents};
 
 #[tokio::main]
+#[expect(clippy::print_stdout, reason = "whoever runs it wants to know where to look")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let config = Config::load(None, &|name| std::env::var(name).ok(), Flags::default())?;
     let name = "gardener".parse()?;

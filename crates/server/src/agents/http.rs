@@ -17,9 +17,14 @@ const REFUSAL_MAX_CHARACTERS: usize = 300;
 /// Longest wait between two tries, but for what a server asks for.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// A client of its own pool of connections, for servers that are named in the configuration.
+/// Levels of JSON from outside that are kept as JSON. A record around them adds some, and all of it has to be read again.
+pub(super) const DEPTH_MAX: usize = 64;
+
+/// A client of its own pool of connections, for servers that are named in the configuration: they are reached directly, so that
+/// what they are sent goes to them alone.
 pub(super) fn client(connect: Duration) -> Result<reqwest::Client, reqwest::Error> {
-    reqwest::Client::builder().redirect(redirect::Policy::none()).connect_timeout(connect).tcp_nodelay(true).build()
+    let direct = reqwest::Client::builder().no_proxy().redirect(redirect::Policy::none());
+    direct.connect_timeout(connect).tcp_nodelay(true).build()
 }
 
 /// An absolute `http` or `https` URL, and its host for messages.

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use conch_core::json::is_deeper_than;
 use conch_core::turn::StepId;
 use conch_core::turn::result::STEP_OUTPUT_MAX_BYTES;
 use conch_core::wire::openai::ToolSpec;
@@ -15,7 +16,7 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::http::{self, Backoff, Unread};
+use super::http::{self, Backoff, DEPTH_MAX, Unread};
 use crate::config::agents::{Approval, ToolConfig, WhenUnknown};
 use crate::turn::agent::Halt;
 use crate::turn::context::{OnUnknown, TurnContext};
@@ -35,6 +36,13 @@ pub(super) enum Outcome {
     Failed(String),
     /// It may have happened.
     Unknown(String),
+}
+
+/// Whether a call may have been made before, by this owner or another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Earlier {
+    None,
+    Perhaps,
 }
 
 /// One try.
@@ -94,22 +102,32 @@ impl Tool {
         self.schema.misfit(arguments).map(|problem| format!("arguments{problem}"))
     }
 
-    /// Calls the tool for a step whose intent is in the journal.
-    pub(super) async fn call(&self, turn: &mut TurnContext, step: &StepId, arguments: &Value) -> Result<Outcome, Halt> {
+    /// Calls the tool for a step whose intent is in the journal. Once one try may have happened, only an answer of the tool
+    /// ends the doubt: that another try did not reach it says nothing of the one before.
+    pub(super) async fn call(
+        &self,
+        turn: &mut TurnContext,
+        step: &StepId,
+        arguments: &Value,
+        mut earlier: Earlier,
+    ) -> Result<Outcome, Halt> {
         let mut backoff = Backoff::from(FIRST_PAUSE);
         let mut tries = 1;
         loop {
-            let tried = self.try_once(turn, step, arguments).await;
-            let (problem, wait, gone_for_good) = match tried {
+            let (problem, wait) = match self.try_once(turn, step, arguments).await {
                 Try::Over(outcome) => return Ok(outcome),
-                Try::Later(problem, wait) => (problem.clone(), wait, Outcome::Failed(problem)),
+                Try::Later(problem, wait) => (problem, wait),
                 Try::Doubt(problem) if self.on_unknown == OnUnknown::Retry => {
-                    (problem.clone(), Duration::ZERO, Outcome::Unknown(problem))
+                    earlier = Earlier::Perhaps;
+                    (problem, Duration::ZERO)
                 }
                 Try::Doubt(problem) => return Ok(Outcome::Unknown(problem)),
             };
             if tries >= TRIES {
-                return Ok(gone_for_good);
+                return Ok(match earlier {
+                    Earlier::None => Outcome::Failed(problem),
+                    Earlier::Perhaps => Outcome::Unknown(problem),
+                });
             }
             tries += 1;
             tracing::debug!(tool = self.name, %step, problem, "a tool is called again");
@@ -173,18 +191,16 @@ impl Tool {
         }
     }
 
-    /// JSON as it is, anything else as text.
+    /// JSON as it is, anything else, and what is nested too deeply for a record, as text.
     fn output(&self, body: Vec<u8>) -> Outcome {
         if body.is_empty() {
             return Outcome::Done(Value::Null);
         }
-        match serde_json::from_slice(&body) {
-            Ok(value) => Outcome::Done(value),
-            Err(_) => match String::from_utf8(body) {
-                Ok(text) => Outcome::Done(Value::String(text)),
-                Err(_) => Outcome::Failed(format!("the answer of the tool at {} is not UTF-8", self.host)),
-            },
-        }
+        let Ok(text) = String::from_utf8(body) else {
+            return Outcome::Failed(format!("the answer of the tool at {} is not UTF-8", self.host));
+        };
+        let read = if is_deeper_than(&text, DEPTH_MAX) { None } else { serde_json::from_str(&text).ok() };
+        Outcome::Done(read.unwrap_or(Value::String(text)))
     }
 }
 

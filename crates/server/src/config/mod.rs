@@ -131,6 +131,9 @@ impl Config {
             (Some(addr), None) if addr.ip().is_unspecified() => {
                 return refused(format!("link_listen is {addr}, which other nodes cannot dial: set link_advertise"));
             }
+            (_, Some(advertised)) if advertised.is_unspecified() => {
+                return refused(format!("link_advertise is {advertised}, at which other nodes would dial themselves"));
+            }
             _ => {}
         }
         if let Some(secret) = &self.link.secret

@@ -41,7 +41,7 @@ section! {
         advertise_url: Option<AdvertiseUrl> = None, Text("http(s)://HOST[:PORT]");
         /// Where other nodes connect; not set: this node has no link. Never a public network. Loopback only until auth.secret, auth.secret_file, link.secret or the link's TLS files are set.
         link_listen: Option<SocketAddr> = None, Text("ADDRESS:PORT");
-        /// Where other nodes reach this very process (a pod or host, not a service address); not set: link_listen, which then must not be 0.0.0.0 or [::].
+        /// Where other nodes reach this very process (a pod or host, not a service address, and not 0.0.0.0 or [::]); not set: link_listen, which then must not be one of these either.
         link_advertise: Option<LinkAddr> = None, Text("HOST:PORT");
         /// Where clients reach the nodes of this cluster, the same on all of them: the console goes on with the next one when one cannot be reached, and pages of these are let in. Not needed behind a load balancer.
         client_urls: Vec<Origin> = Vec::new(), Text("a list of at most 16 http:// or https://HOST[:PORT]");

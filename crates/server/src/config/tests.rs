@@ -167,6 +167,14 @@ fn ratios_are_checked() {
         ),
         (&["link_listen=127.0.0.1:4001"], "ops_listen and link_listen must differ; both are 127.0.0.1:4001"),
         (&["link_advertise=h:1"], "link_advertise is set without link_listen"),
+        (
+            &["link_listen=127.0.0.1:4002", "link_advertise=0.0.0.0:4002"],
+            "link_advertise is 0.0.0.0:4002, at which other nodes would dial themselves",
+        ),
+        (
+            &["link_listen=127.0.0.1:4002", "link_advertise=[::]:4002"],
+            "link_advertise is [::]:4002, at which other nodes would dial themselves",
+        ),
         (&["leases=etcd://a:1"], "leases is an etcd:// URL, which needs a postgres:// store"),
         (
             &["link_listen=0.0.0.0:4002"],
@@ -241,6 +249,7 @@ fn the_fields_are_exactly_the_configuration() {
     config.link_listen = Some("127.0.0.1:4002".parse().expect("an address"));
     config.link_advertise = Some("node-1:4002".parse().expect("an address"));
     config.advertise_url = Some("https://conch.example".parse().expect("a URL"));
+    config.ai.agent = Some("demo".parse().expect("a name"));
     let variable = || Some(agents::FromEnv::with_value("X", Secret::new([1; 32])));
     config.agents.0.values_mut().for_each(|agent| {
         for text in [&mut agent.base_url, &mut agent.model, &mut agent.system, &mut agent.url] {

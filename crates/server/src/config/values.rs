@@ -183,6 +183,14 @@ impl FromStr for LinkAddr {
     }
 }
 
+impl LinkAddr {
+    /// True for the address of no host in particular, at which every process would dial itself.
+    #[must_use]
+    pub fn is_unspecified(&self) -> bool {
+        self.0.parse::<std::net::SocketAddr>().is_ok_and(|addr| addr.ip().to_canonical().is_unspecified())
+    }
+}
+
 impl fmt::Display for LinkAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

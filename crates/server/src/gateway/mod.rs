@@ -7,6 +7,7 @@
 //!
 //! Deliberately absent: who owns what, numbering, and anything durable.
 
+mod agents;
 mod ai;
 mod console;
 mod conversations;
@@ -67,6 +68,7 @@ pub use listener::{ListenError, Listener};
 
 /// Every path of the public listener, with its methods. The OpenAPI document and the router are held against it.
 pub const ROUTES: &[(&str, &[&str])] = &[
+    ("/v1/agents", &["GET"]),
     ("/v1/conversations", &["GET"]),
     ("/v1/conversations/{id}", &["GET", "PATCH", "PUT"]),
     ("/v1/conversations/{id}/awaits/{await}", &["POST"]),
@@ -433,6 +435,7 @@ impl Gateway {
     /// The HTTP service: every route, behind the checks that all have in common.
     pub fn service(&self) -> HttpRouter {
         HttpRouter::new()
+            .route("/v1/agents", get(agents::list))
             .route("/v1/conversations", get(conversations::list))
             .route(
                 "/v1/conversations/{id}",

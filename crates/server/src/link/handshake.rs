@@ -11,7 +11,7 @@ use std::io;
 use conch_core::wire::link::{DecodeError, Frame, HELLO_MAX_BYTES, Hello, Reason, Side};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, lookup_host};
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, pki_types::ServerName};
 
 use super::inbox::{Broken, Inbox, ReadHalf};
 use super::settings::LinkSettings;
@@ -36,7 +36,7 @@ pub(super) enum NotMet {
     Refused(String),
     #[error("{0}")]
     Unresolved(String),
-    #[error("TLS: {0}")]
+    #[error("TLS: {0}{hint}", hint = without_tls(.0))]
     Tls(io::Error),
     #[error("{0}")]
     Broken(#[from] Broken),
@@ -44,6 +44,17 @@ pub(super) enum NotMet {
     WrongSecret,
     #[error("it belongs to cluster {theirs:?}, this node to {ours:?}")]
     OtherCluster { theirs: String, ours: String },
+}
+
+/// What is meant by bytes that are no TLS.
+fn without_tls(error: &io::Error) -> &'static str {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match inner {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            "; the peer seems to speak without TLS: link.tls_cert, link.tls_key and link.tls_ca are for all nodes or for none"
+        }
+        _ => "",
+    }
 }
 
 impl From<io::Error> for NotMet {

@@ -27,7 +27,7 @@ pub(super) enum Broken {
     Io(#[from] io::Error),
     #[error("the peer was silent for {0} ms")]
     Silent(u128),
-    #[error("the peer sent a bad frame: {0}")]
+    #[error("{who}{0}", who = introduction(.0))]
     BadFrame(#[from] DecodeError),
     #[error("the peer sent a frame that is not its to send: {0}")]
     Misplaced(&'static str),
@@ -37,6 +37,16 @@ pub(super) enum Broken {
     Stalled,
     #[error("this node stops")]
     Stopping,
+}
+
+/// Who speaks otherwise has not sent a bad frame.
+fn introduction(error: &DecodeError) -> &'static str {
+    match error {
+        DecodeError::OtherVersion { .. } | DecodeError::OtherProtocol | DecodeError::Foreign(_) => {
+            "the peer cannot be understood: "
+        }
+        _ => "the peer sent a bad frame: ",
+    }
 }
 
 impl Broken {

@@ -17,7 +17,7 @@ use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal};
 use conch_core::time::{Monotonic, Timestamp};
 use conch_core::turn::budget::Spent;
-use conch_core::turn::context::{CONTEXT_KINDS, ContextMessage, assemble};
+use conch_core::turn::context::{CONTEXT_KINDS, ContextMessage, assemble, with_input};
 use conch_core::turn::journal::{self, FailReason};
 use conch_core::turn::live::{LiveEvent, Piece, utf16_len};
 use conch_core::turn::replay::{JOURNAL_KINDS, Replay};
@@ -237,7 +237,8 @@ impl TurnContext {
         }
     }
 
-    /// What a model is shown of the conversation, with the inputs that wait to join; the newest 2,000 records or 4 MiB.
+    /// What a model is shown of the conversation, with the inputs that wait to join; the newest 2,000 records or 4 MiB, and what
+    /// this turn is to answer in any case.
     ///
     /// # Errors
     /// As every append; when the log cannot be read.
@@ -257,7 +258,8 @@ impl TurnContext {
             }
         }
         let records: Vec<Record> = pages.into_iter().rev().flatten().collect();
-        Ok(assemble(&records))
+        let input = self.input().await?;
+        Ok(with_input(assemble(&records), self.run.turn, &input))
     }
 
     /// Begins a step. `input`: what it is done with, if the same step must never be done with something else.

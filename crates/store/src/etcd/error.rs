@@ -36,6 +36,14 @@ pub enum OpenError {
         /// The last failure.
         detail: String,
     },
+    /// Members answer, and will not have us.
+    #[error("etcd at {place} refuses to be read: {detail}")]
+    Refused {
+        /// All members' addresses.
+        place: String,
+        /// What it said.
+        detail: String,
+    },
     /// Too old, or not etcd.
     #[error("{place} does not answer as etcd 3.4 or later does: {detail}")]
     NotEtcd {

@@ -22,10 +22,18 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Longest wait for one member's status.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
+/// gRPC's number for one call too many.
+const TOO_MANY: i64 = 8;
+/// gRPC's numbers for whoever has not said who he is, or may not do this.
+const NOT_AUTHENTICATED: [i64; 2] = [7, 16];
+/// What etcd says, as an invalid argument, where its authentication is enabled.
+const NO_USER_NAME: &str = "user name is empty";
+
 /// What keeps a try from succeeding, and may pass.
 enum Trouble {
     Unreachable(String),
     NoQuorum(String),
+    Refused(String),
 }
 
 /// The id of the cluster, once a majority of it has answered. Tries until the patience is spent.
@@ -38,14 +46,17 @@ pub(super) async fn probe(client: &Client, patience: Duration) -> Result<u64, Op
             Ok(cluster) => return Ok(cluster),
             Err(trouble) => trouble,
         };
-        if started.elapsed() + pause > patience {
+        let left = patience.saturating_sub(started.elapsed());
+        if left.is_zero() {
             let place = client.target().place();
             return Err(match trouble {
                 Trouble::Unreachable(detail) => OpenError::Unreachable { place, tries, detail },
                 Trouble::NoQuorum(detail) => OpenError::NoQuorum { place, tries, detail },
+                Trouble::Refused(detail) => OpenError::Refused { place, detail },
             });
         }
-        tokio::time::sleep(pause).await;
+        // The last try is made when the patience ends.
+        tokio::time::sleep(pause.min(left)).await;
         pause = (pause * 2).min(RETRY_PAUSE_MAX);
     }
 }
@@ -91,7 +102,26 @@ async fn attempt(client: &Client) -> Result<Result<u64, Trouble>, OpenError> {
             }
             Ok(Ok(id))
         }
-        Err(error) => Ok(Err(Trouble::NoQuorum(text_of(error)))),
+        Err(error) => of_read(client, error).map(Err),
+    }
+}
+
+/// Why the read failed: only what may pass by itself is tried again, and only silence is a missing quorum.
+fn of_read(client: &Client, error: CallError) -> Result<Trouble, OpenError> {
+    let place = client.target().place();
+    match error {
+        CallError::Refused(TOO_MANY, text) => Ok(Trouble::Refused(text)),
+        error if error.may_pass() => Ok(Trouble::NoQuorum(text_of(error))),
+        CallError::Refused(code, mut detail) => {
+            if NOT_AUTHENTICATED.contains(&code) || detail.contains(NO_USER_NAME) {
+                detail.push_str(
+                    "; its authentication is enabled, and names and passwords are not supported: disable it (etcdctl auth \
+                     disable), and keep its port private",
+                );
+            }
+            Err(OpenError::Refused { place, detail })
+        }
+        error => Err(OpenError::Failed { place, detail: text_of(error) }),
     }
 }
 

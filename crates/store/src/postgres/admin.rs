@@ -136,7 +136,7 @@ pub async fn system_id(database: &str, options: &Options) -> Result<String, Open
 }
 
 async fn open(database: &str, options: &Options) -> Result<(Session, Dialer), OpenError> {
-    let dialer = Dialer::new(url::parse(database)?, options.node.to_string());
+    let dialer = Dialer::new(url::parse(database)?, options.node.to_string(), options.durability);
     let session = start::prepare(&dialer, options).await?;
     Ok((session, dialer))
 }

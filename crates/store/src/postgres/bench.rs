@@ -14,8 +14,8 @@ use super::append::Records;
 use super::error::{CallError, OpenError};
 use super::rows::Id;
 use super::session::{Dialer, Parameters, Session};
-use super::{start, url};
-use crate::{Batch, StoreError};
+use super::{Durability, start, url};
+use crate::{Batch, Size, StoreError};
 
 /// Longest time for making or dropping the schema, and for filling a table.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
@@ -64,11 +64,11 @@ impl Area {
         }
         let joint = if database.contains('?') { '&' } else { '?' };
         let url = format!("{database}{joint}options=-csearch_path%3D{name}");
-        let make = Dialer::new(url::parse(database)?, "bench".to_owned());
+        let make = Dialer::new(url::parse(database)?, "bench".to_owned(), Durability::Unchecked);
         let failed = |error| start::failed(make.place(), error);
         let outside = start::connect(&make, CONNECT_PATIENCE).await?;
         outside.batch(&format!("CREATE SCHEMA {name}"), COMMAND_LIMIT).await.map_err(failed)?;
-        let inside = Dialer::new(url::parse(&url)?, "bench".to_owned());
+        let inside = Dialer::new(url::parse(&url)?, "bench".to_owned(), Durability::Unchecked);
         let session = start::connect(&inside, CONNECT_PATIENCE).await?;
         let patient = format!("SET statement_timeout = '{}s'", COMMAND_LIMIT.as_secs());
         session.batch(&patient, COMMAND_LIMIT).await.map_err(failed)?;
@@ -124,12 +124,38 @@ impl Area {
         Ok(Writes { node_rows: number(0), others: number(1), beats: number(2) })
     }
 
+    /// Rows that were read so far, by scans of tables and of indexes, of all tables but that of the nodes, whose hearts beat.
+    ///
+    /// # Errors
+    /// As the server's.
+    pub async fn rows_read(&self) -> Result<u64, StoreError> {
+        let sql = "SELECT coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::bigint
+                   FROM pg_stat_user_tables WHERE schemaname = current_schema() AND relname <> 'node_lease'";
+        let row = self.session.first(sql, &[]).await.map_err(|error| error.of_read())?;
+        let row = row.ok_or_else(|| StoreError::Damaged("a sum has no row".to_owned()))?;
+        Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or(0))
+    }
+
+    /// What all tables of the schema take, with their indexes.
+    ///
+    /// # Errors
+    /// As the server's.
+    pub async fn size(&self) -> Result<Size, StoreError> {
+        let sql = "SELECT (SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+                       WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'),
+                     (SELECT coalesce(sum(octet_length(state)), 0)::bigint FROM checkpoint)";
+        let row = self.session.first(sql, &[]).await.map_err(|error| error.of_read())?;
+        let row = row.ok_or_else(|| StoreError::Damaged("a sum has no row".to_owned()))?;
+        let number = |index| u64::try_from(row.get::<_, i64>(index)).unwrap_or(0);
+        Ok(Size { bytes: number(0), checkpoint_bytes: number(1) })
+    }
+
     /// A session that appends without a fence.
     ///
     /// # Errors
     /// As the server's.
     pub async fn unfenced(&self) -> Result<Unfenced, OpenError> {
-        let dialer = Dialer::new(url::parse(&self.url)?, "bench".to_owned());
+        let dialer = Dialer::new(url::parse(&self.url)?, "bench".to_owned(), Durability::Unchecked);
         let session = start::connect(&dialer, CONNECT_PATIENCE).await?;
         session.batch(UNFENCED_TABLE, COMMAND_LIMIT).await.map_err(|error| start::failed(dialer.place(), error))?;
         Ok(Unfenced { session })

@@ -63,7 +63,7 @@ pub enum OpenError {
     /// Between us and the server sessions are mixed up.
     #[error(
         "the database is behind a pooler that shares sessions ({evidence}); leases and locks need sessions of their own: \
-         connect to the server itself, or through a pooler in session mode"
+         connect to the server itself, or through a pooler in session mode that resets a session before another one gets it"
     )]
     Pooler {
         /// What gave it away.
@@ -106,7 +106,8 @@ pub enum OpenError {
     },
     /// The cluster keeps its leases in another place.
     #[error(
-        "the cluster of this database keeps its leases in {recorded}, and this node was told {asked}; see `conch leases switch`"
+        "the cluster of this database keeps its leases in {recorded}, and this process was told {asked}; set CONCH_LEASES to \
+         where they are (a node: --leases), or move them with all nodes stopped: `conch leases switch`"
     )]
     LeaseMode {
         /// What the database says.
@@ -138,6 +139,8 @@ pub enum OpenError {
 pub(super) enum CallError {
     /// The driver's error: the server's answer, or the loss of the session.
     Postgres(tokio_postgres::Error),
+    /// The server does not sync its writes; nothing was asked.
+    FsyncOff,
     /// No answer within this time; the session was given up.
     TimedOut(Duration),
     /// The answer is not what it should be, or something was wrong before anything was sent.
@@ -169,6 +172,7 @@ impl CallError {
     pub(super) fn of_write(self) -> StoreError {
         match self {
             Self::Store(error) => error,
+            Self::FsyncOff => StoreError::Unavailable(OpenError::FsyncOff.to_string()),
             Self::TimedOut(limit) => StoreError::Ambiguous(format!("no answer within {} ms", limit.as_millis())),
             Self::Postgres(error) => match error.as_db_error() {
                 Some(answer) => of_answer(answer),
@@ -205,6 +209,12 @@ fn ends_the_session(answer: &DbError) -> bool {
     });
     let code = answer.code();
     fatal || code.code().starts_with("57P") || code.code().starts_with("08") || code.code() == "40003"
+}
+
+/// A statement was prepared in one server process and looked for, or prepared again, in another.
+pub(super) fn sessions_are_mixed_up(error: &tokio_postgres::Error) -> bool {
+    let mixed_up = [&SqlState::INVALID_SQL_STATEMENT_NAME, &SqlState::DUPLICATE_PSTATEMENT];
+    error.code().is_some_and(|code| mixed_up.contains(&code))
 }
 
 /// An error with its causes, which the driver keeps apart.

@@ -206,7 +206,7 @@ impl PostgresStore {
     }
 
     pub(crate) async fn open_with(database: &str, options: Options, guards: Guards) -> Result<Self, OpenError> {
-        let dialer = Arc::new(Dialer::new(url::parse(database)?, options.node.to_string()));
+        let dialer = Arc::new(Dialer::new(url::parse(database)?, options.node.to_string(), options.durability));
         let session = start::prepare(&dialer, &options).await?;
         let facts = start::join(&session, dialer.place(), &options).await?;
         let leases = LeaseThread::start(Arc::clone(&dialer)).map_err(|error| OpenError::Failed {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::error::{CallError, OpenError};
-use super::session::Session;
+use super::session::{SETTINGS, Session, statements};
 
 /// The version that this program writes and reads.
 pub(super) const SCHEMA_VERSION: i32 = 1;
@@ -77,7 +77,7 @@ pub(super) async fn migrate(session: &Session, place: &str) -> Result<(), OpenEr
     session.batch(&begin, MIGRATION_LIMIT).await.map_err(failed)?;
     let result = migrate_locked(session, place).await;
     // The session's end would free the lock as well.
-    let end = format!("SELECT pg_advisory_unlock({MIGRATION_LOCK}); RESET statement_timeout; RESET lock_timeout");
+    let end = format!("SELECT pg_advisory_unlock({MIGRATION_LOCK}); {}", statements(SETTINGS));
     let ended = session.batch(&end, MIGRATION_LIMIT).await;
     result.and_then(|()| ended.map_err(|error| of_migration(place, error)))
 }

@@ -1,6 +1,7 @@
 //! One connection to the server, its settings and its prepared statements.
 //!
-//! Invariants: every session runs READ COMMITTED, with the time-outs of [`SETTINGS`] and on a server that takes writes;
+//! Invariants: every session runs READ COMMITTED, with the time-outs of [`SETTINGS`] and on a server that takes writes and, as it
+//! says when the session begins, syncs them;
 //! a call that gets no answer in time gives its session up, so that nobody waits for it again; a server's warning while
 //! a statement runs ends the session, because the one that matters says "committed here, but not replicated".
 //!
@@ -16,9 +17,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
-use super::error::{CallError, text_of};
+use super::Durability;
+use super::error::{CallError, sessions_are_mixed_up, text_of};
 use super::url::{Encryption, Target};
 use crate::StoreError;
 
@@ -26,7 +28,8 @@ use crate::StoreError;
 pub(super) const DIAL_LIMIT: Duration = Duration::from_secs(4);
 /// Longest wait for an answer; a little more than the server's own limits, so that it answers first.
 pub(super) const CALL_LIMIT: Duration = Duration::from_millis(5_500);
-/// What every session runs with (design: leases and fences). Given at its start, so that a RESET comes back to it.
+/// What every session runs with (design: leases and fences). Set by statements, before anything else: poolers in session mode
+/// pass these on, and not what a connection is opened with. So a RESET does not come back to it; see [`statements`].
 pub(super) const SETTINGS: &[(&str, &str)] = &[
     ("statement_timeout", "4s"),
     ("lock_timeout", "2s"),
@@ -44,18 +47,19 @@ pub(super) type Parameters<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(super) struct Dialer {
     target: Target,
     node: String,
+    durability: Durability,
     /// Settings besides [`SETTINGS`].
     further: &'static [(&'static str, &'static str)],
 }
 
 impl Dialer {
-    pub(super) fn new(target: Target, node: String) -> Self {
-        Self { target, node, further: &[] }
+    pub(super) fn new(target: Target, node: String, durability: Durability) -> Self {
+        Self { target, node, durability, further: &[] }
     }
 
     /// The same for sessions with these settings besides [`SETTINGS`].
     pub(super) fn with(&self, further: &'static [(&'static str, &'static str)]) -> Self {
-        Self { target: self.target.clone(), node: self.node.clone(), further }
+        Self { target: self.target.clone(), node: self.node.clone(), durability: self.durability, further }
     }
 
     /// Hosts and ports, for messages.
@@ -74,23 +78,54 @@ impl Dialer {
     pub(super) async fn dial_watched(&self, purpose: &str) -> Result<(Session, JoinHandle<()>), CallError> {
         let mut config = self.target.config.clone();
         config.application_name(format!("conch/{}/{purpose}", self.node));
-        let settings =
-            SETTINGS.iter().chain(self.further).map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
-        let given = config.get_options().map(str::to_owned);
-        config.options(given.into_iter().chain(settings).collect::<Vec<_>>().join(" "));
+        let settings = [statements(SETTINGS), statements(self.further)].concat();
         let dialled = tokio::time::timeout(DIAL_LIMIT, async {
-            match &self.target.encryption {
+            let opening = Opening(Some(match &self.target.encryption {
                 Encryption::Off => {
                     let (client, connection) = config.connect(NoTls).await?;
-                    Ok(Session::start(client, connection))
+                    Session::start(client, connection)
                 }
                 Encryption::Tls(connector) => {
                     let (client, connection) = config.connect(connector.clone()).await?;
-                    Ok(Session::start(client, connection))
+                    Session::start(client, connection)
                 }
-            }
+            }));
+            opening.set(&settings, self.durability).await
         });
         dialled.await.unwrap_or(Err(CallError::TimedOut(DIAL_LIMIT)))
+    }
+}
+
+/// The statements that set these, to be sent at once.
+pub(super) fn statements(settings: &[(&str, &str)]) -> String {
+    settings.iter().map(|(name, value)| format!("SET {name} = '{value}';")).collect()
+}
+
+/// A session without its settings, which is given up if it does not get them, or nobody waits for that.
+struct Opening(Option<(Session, JoinHandle<()>)>);
+
+impl Opening {
+    /// In one message, so that it is one round trip; not armed, for no statement of ours runs yet. The server may have been
+    /// restarted without what was checked when the node started.
+    async fn set(mut self, settings: &str, durability: Durability) -> Result<(Session, JoinHandle<()>), CallError> {
+        let (session, _) = self.0.as_ref().expect("it is there until it is taken below");
+        let answer = session.client.simple_query(&format!("{settings}SHOW fsync")).await?;
+        let syncs = answer.iter().any(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0) == Some("on"),
+            _ => false,
+        });
+        if !syncs && durability == Durability::Checked {
+            return Err(CallError::FsyncOff);
+        }
+        Ok(self.0.take().expect("it was there"))
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        if let Some((session, _)) = &self.0 {
+            session.give_up();
+        }
     }
 }
 
@@ -153,6 +188,16 @@ impl Session {
         self.bounded(limit, async { self.client.batch_execute(sql).await.map_err(CallError::from) }).await
     }
 
+    /// Runs a statement without a prepared one, and returns its only row.
+    pub(super) async fn simple(&self, sql: &str) -> Result<SimpleQueryRow, CallError> {
+        let answer = self.bounded(CALL_LIMIT, async { self.client.simple_query(sql).await.map_err(CallError::from) });
+        let row = answer.await?.into_iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        row.ok_or_else(|| StoreError::Damaged("a query without a row".to_owned()).into())
+    }
+
     /// The client itself, for a transaction or a stream.
     pub(super) fn client(&self) -> &Client {
         self.armed.store(true, Ordering::Relaxed);
@@ -182,9 +227,11 @@ impl Session {
         if let Some(statement) = known {
             return Ok(statement);
         }
-        // Nothing was written yet, whatever goes wrong here.
-        let prepared = self.client.prepare(sql).await;
-        let statement = prepared.map_err(|error| StoreError::Unavailable(text_of(&error)))?;
+        // Nothing was written yet, whatever goes wrong here. Mixed-up sessions are passed on as what they are.
+        let statement = self.client.prepare(sql).await.map_err(|error| match sessions_are_mixed_up(&error) {
+            true => CallError::Postgres(error),
+            false => StoreError::Unavailable(text_of(&error)).into(),
+        })?;
         self.statements.lock().unwrap_or_else(PoisonError::into_inner).insert(sql, statement.clone());
         Ok(statement)
     }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-use super::error::{CallError, OpenError, text_of};
+use super::error::{CallError, OpenError, sessions_are_mixed_up, text_of};
 use super::schema::{self, SYSTEM_ID};
 use super::session::{Dialer, SETTINGS, Session};
-use super::{Durability, LeaseMode, Options};
+use super::{LeaseMode, Options};
 use crate::StoreError;
 
 /// The oldest server, as `server_version_num` counts.
@@ -28,10 +28,16 @@ pub(super) struct Facts {
 
 /// Connects, checks the server and the way to it, and brings the tables to this version.
 pub(super) async fn prepare(dialer: &Dialer, options: &Options) -> Result<Session, OpenError> {
-    let session = connect(dialer, options.connect_patience).await?;
-    check_server(&session, dialer.place(), options.durability).await?;
-    check_sessions(&session, dialer, options.connect_patience).await?;
+    let session = connect_alone(dialer, options.connect_patience).await?;
+    check_server(&session, dialer.place()).await?;
     schema::migrate(&session, dialer.place()).await?;
+    Ok(session)
+}
+
+/// As [`connect`], and refuses a way to the server on which sessions are shared, before anything is prepared on it.
+pub(super) async fn connect_alone(dialer: &Dialer, patience: Duration) -> Result<Session, OpenError> {
+    let session = connect(dialer, patience).await?;
+    check_sessions(&session, dialer, patience).await?;
     Ok(session)
 }
 
@@ -49,11 +55,13 @@ pub(super) async fn connect(dialer: &Dialer, patience: Duration) -> Result<Sessi
             Ok(refusal) => return Err(refusal),
             Err(detail) => detail,
         };
-        if started.elapsed() + pause > patience {
+        let left = patience.saturating_sub(started.elapsed());
+        if left.is_zero() {
             return Err(OpenError::Connect { place: dialer.place().to_owned(), tries, detail });
         }
         tracing::debug!(tries, detail, "the database cannot be reached yet");
-        tokio::time::sleep(pause).await;
+        // The last try is made when the patience ends.
+        tokio::time::sleep(pause.min(left)).await;
         pause = (pause * 2).min(RETRY_PAUSE_MAX);
     }
 }
@@ -61,15 +69,20 @@ pub(super) async fn connect(dialer: &Dialer, patience: Duration) -> Result<Sessi
 /// `Ok`: it will not get better by waiting. `Err`: what went wrong this time.
 fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String> {
     let place = dialer.place().to_owned();
-    let CallError::Postgres(error) = error else { return Err(error.of_read().to_string()) };
+    let error = match error {
+        CallError::Postgres(error) => error,
+        CallError::FsyncOff => return Ok(OpenError::FsyncOff),
+        other => return Err(other.of_read().to_string()),
+    };
     let detail = text_of(&error);
     if detail.contains("database does not allow writes") {
         return Ok(OpenError::ReadOnly { place });
     }
     match error.as_db_error() {
-        // PgBouncer passes no settings on unless it is told to ignore them.
+        // Of PgBouncer, about what the URL asks for: Conch's own settings are statements.
         Some(answer) if answer.message().contains("unsupported startup parameter") => {
-            Ok(OpenError::Pooler { evidence: format!("it refuses a session's settings: {}", answer.message()) })
+            let detail = format!("{detail}; a pooler does not pass on what the URL's options set");
+            Ok(OpenError::Refused { place, detail })
         }
         Some(answer) if PASSING.contains(&answer.code().code()) => Err(detail),
         Some(_) => Ok(OpenError::Refused { place, detail }),
@@ -79,41 +92,37 @@ fn final_refusal(dialer: &Dialer, error: CallError) -> Result<OpenError, String>
     }
 }
 
-async fn check_server(session: &Session, place: &str, durability: Durability) -> Result<(), OpenError> {
+async fn check_server(session: &Session, place: &str) -> Result<(), OpenError> {
     let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'),
-               current_setting('fsync'), pg_is_in_recovery() OR current_setting('transaction_read_only')::bool";
+               pg_is_in_recovery() OR current_setting('transaction_read_only')::bool";
     let row = first(session, place, sql).await?;
     let number: i32 = row.get(0);
     if number < SERVER_VERSION_MIN {
         return Err(OpenError::ServerVersion { found: row.get(1), needed: SERVER_VERSION_MIN / 10_000 });
     }
-    if row.get::<_, &str>(2) != "on" && durability == Durability::Checked {
-        return Err(OpenError::FsyncOff);
-    }
-    if row.get(3) {
+    if row.get(2) {
         return Err(OpenError::ReadOnly { place: place.to_owned() });
     }
     Ok(())
 }
 
-/// Shows a pooler that hands one server session to several clients, or several to one.
+/// Shows a pooler that hands one server session to several clients, or several to one. Asks without prepared statements: a
+/// pooler keeps those of whoever was there before.
 async fn check_sessions(session: &Session, dialer: &Dialer, patience: Duration) -> Result<(), OpenError> {
     let place = dialer.place();
     let pooler = |evidence: String| OpenError::Pooler { evidence };
-    let units = [("4s", "4000"), ("2s", "2000"), ("500ms", "500")];
-    for (name, value) in SETTINGS {
-        let row = session.first("SELECT current_setting($1)", &[name]).await;
-        let row = row.map_err(|error| failed(place, error))?;
-        let found: String = row.map(|row| row.get(0)).unwrap_or_default();
-        if found != *value && !units.contains(&(*value, found.as_str())) {
-            return Err(pooler(format!("the setting {name} is {found}, though the session asked for {value}")));
-        }
-    }
+    check_settings(session, place).await?;
     // While the second session is in a transaction, a pooler has to give the first one another server process than the one
     // that it had, or the same one as the second's; with a single process it gives none at all.
     let before = pid(session, place).await?;
     let second = connect(dialer, patience).await?;
-    second.batch("BEGIN", Duration::from_secs(2)).await.map_err(|error| failed(place, error))?;
+    second.batch("BEGIN", Duration::from_secs(2)).await.map_err(|error| match &error {
+        // Of a pooler in statement mode; a server takes this anywhere.
+        CallError::Postgres(refused) if refused.code() == Some(&SqlState::PROTOCOL_VIOLATION) => {
+            pooler(format!("it refuses transactions: {}", text_of(refused)))
+        }
+        _ => failed(place, error),
+    })?;
     let other = pid(&second, place).await?;
     let after = tokio::time::timeout(Duration::from_secs(2), pid(session, place)).await;
     let after = after.map_err(|_| pooler("a session waits for another one's transaction".to_owned()))??;
@@ -125,14 +134,24 @@ async fn check_sessions(session: &Session, dialer: &Dialer, patience: Duration) 
     Ok(())
 }
 
-/// Asked without a prepared statement, which some poolers lose.
+/// What was set is set.
+async fn check_settings(session: &Session, place: &str) -> Result<(), OpenError> {
+    let units = [("4s", "4000"), ("2s", "2000"), ("500ms", "500")];
+    let asked: Vec<_> = SETTINGS.iter().map(|(name, _)| format!("current_setting('{name}')")).collect();
+    let row = session.simple(&format!("SELECT {}", asked.join(", "))).await.map_err(|error| failed(place, error))?;
+    for (index, (name, value)) in SETTINGS.iter().enumerate() {
+        let found = row.get(index).unwrap_or_default();
+        if found != *value && !units.contains(&(*value, found)) {
+            let evidence = format!("the setting {name} is {found}, though the session asked for {value}");
+            return Err(OpenError::Pooler { evidence });
+        }
+    }
+    Ok(())
+}
+
 async fn pid(session: &Session, place: &str) -> Result<i32, OpenError> {
-    let answer = session.client().simple_query("SELECT pg_backend_pid()").await;
-    let answer = answer.map_err(|error| failed(place, error.into()))?;
-    let pid = answer.iter().find_map(|message| match message {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).and_then(|text| text.parse().ok()),
-        _ => None,
-    });
+    let row = session.simple("SELECT pg_backend_pid()").await.map_err(|error| failed(place, error))?;
+    let pid = row.get(0).and_then(|text| text.parse().ok());
     pid.ok_or_else(|| failed(place, StoreError::Damaged("pg_backend_pid() without an answer".to_owned()).into()))
 }
 
@@ -184,12 +203,10 @@ async fn first(session: &Session, place: &str, sql: &'static str) -> Result<toki
 
 pub(super) fn failed(place: &str, error: CallError) -> OpenError {
     if let CallError::Postgres(error) = &error {
-        let code = error.code();
-        if code == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+        if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
             return OpenError::Rights { detail: text_of(error) };
         }
-        // A statement was prepared in one server process and looked for, or prepared again, in another.
-        if code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) || code == Some(&SqlState::DUPLICATE_PSTATEMENT) {
+        if sessions_are_mixed_up(error) {
             return OpenError::Pooler { evidence: text_of(error) };
         }
     }

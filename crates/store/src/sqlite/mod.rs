@@ -15,6 +15,7 @@ mod queries;
 mod readers;
 mod rows;
 mod schema;
+mod size;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ use conch_core::ids::NodeName;
 
 pub use directory::{DATABASE_FILE, LOCK_FILE};
 pub use error::OpenError;
+pub use size::size;
 pub use verify::verify;
 
 use directory::DirectoryLock;

@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 use crate::node::{Done, Node, conch, free_address, runtime, until};
 
 /// The cluster's secret.
-const SECRET: &str = "the nodes of this test share this secret";
+pub(crate) const SECRET: &str = "the nodes of this test share this secret";
 /// What all nodes of a test run with.
 const SETTINGS: [&str; 4] =
     ["lease.ttl_ms=1500", "lease.beat_ms=500", "lease.margin_ms=300", "fanout.reconnect_jitter_ms=500"];

@@ -75,12 +75,14 @@ fn work_that_nobody_asks_for() {
     let sent = cluster.runtime.block_on(clients[0].attempt(&message("desk", "k1", "What is 17 + 25?")));
     sent.expect("acknowledged");
     until("the turn to begin", || (records(&cluster, &[RecordKind::TurnStarted]) == 1).then_some(()));
-    let terminal = [RecordKind::TurnCompleted, RecordKind::TurnFailed];
+    let terminal = [RecordKind::TurnCompleted];
     let done = records(&cluster, &terminal);
     for node in [cluster.take(0), cluster.take(1)] {
         node.kill();
     }
     assert_eq!(done, 0, "they die in the middle of the turn");
+    // The turn is gone through again where nothing of it is in the log, so it is quicker now.
+    cluster.places[1].settings.push("agents.demo.pace_ms=20".to_owned());
     cluster.start(1);
     // Nobody connects; only the database is looked at.
     until("the end of the turn", || (records(&cluster, &terminal) == 1).then_some(()));

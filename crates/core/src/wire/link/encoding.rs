@@ -44,6 +44,9 @@ pub enum DecodeError {
     /// The frame goes on after its last field.
     #[error("{0} bytes after the frame's last field")]
     Trailing(usize),
+    /// Another protocol, known by its first bytes.
+    #[error("it sends {0}, not the link's protocol")]
+    Foreign(&'static str),
     /// Another protocol, or nothing of the kind.
     #[error("it does not speak the link's protocol")]
     OtherProtocol,

@@ -287,14 +287,15 @@ fn framed(out: &mut Vec<u8>, content: impl FnOnce(&mut Vec<u8>)) -> usize {
 /// Takes the next frame's content out of what was received; `None`: it is not there yet.
 ///
 /// # Errors
-/// [`DecodeError::TooLong`], as soon as the length is there.
+/// [`DecodeError::TooLong`], or [`DecodeError::Foreign`] where the length is another protocol's beginning, as soon as it is
+/// there.
 pub fn next_frame(received: &mut BytesMut, limit: usize) -> Result<Option<Bytes>, DecodeError> {
     let Some(length) = received.first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);
     };
     let bytes = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
     if bytes > limit {
-        return Err(DecodeError::TooLong { bytes, limit });
+        return Err(foreign(*length).unwrap_or(DecodeError::TooLong { bytes, limit }));
     }
     if received.len() < LENGTH_BYTES + bytes {
         received.reserve(LENGTH_BYTES + bytes - received.len());
@@ -302,4 +303,18 @@ pub fn next_frame(received: &mut BytesMut, limit: usize) -> Result<Option<Bytes>
     }
     received.advance(LENGTH_BYTES);
     Ok(Some(received.split_to(bytes).freeze()))
+}
+
+/// A length that no limit allows, as the beginning of what is spoken by mistake at a link's port.
+fn foreign(length: [u8; LENGTH_BYTES]) -> Option<DecodeError> {
+    const HTTP: [&[u8; LENGTH_BYTES]; 9] =
+        [b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"PRI ", b"HTTP"];
+    match length {
+        // A record's kind, and the version that all of them bear.
+        [0x14..=0x17, 0x03, _, _] => Some(DecodeError::Foreign(
+            "TLS (link.tls_cert, link.tls_key and link.tls_ca are for all nodes or for none)",
+        )),
+        length if HTTP.contains(&&length) => Some(DecodeError::Foreign("HTTP")),
+        _ => None,
+    }
 }

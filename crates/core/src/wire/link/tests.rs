@@ -472,6 +472,21 @@ fn another_version_or_protocol_is_refused_by_name() {
 }
 
 #[test]
+fn tls_and_http_are_named_and_other_lengths_are_too_long() {
+    let refused = |bytes: &[u8]| {
+        let refused = super::next_frame(&mut BytesMut::from(bytes), super::FRAME_MAX_BYTES);
+        refused.expect_err("beyond every limit").to_string()
+    };
+    for tls in [[0x15, 3, 3, 0], [0x16, 3, 1, 2]] {
+        assert!(refused(&tls).starts_with("it sends TLS (link.tls_cert"), "{}", refused(&tls));
+    }
+    for http in [b"GET ", b"POST", b"HTTP"] {
+        assert_eq!(refused(http), "it sends HTTP, not the link's protocol");
+    }
+    assert_eq!(refused(&[0x18, 3, 3, 0]), "a frame of 402850560 bytes; at most 67108864 are allowed");
+}
+
+#[test]
 fn only_a_peer_that_knows_them_is_asked_newer_requests() {
     let cancel = Cancel { turn: Seq(1), mode: CancelMode::Keep, by: "ada".parse().expect("valid"), reason: None };
     let conversation: ConversationId = "a".parse().expect("valid");

@@ -11,15 +11,16 @@ pub(super) use messages::{newest, text_of};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use conch_core::json::is_deeper_than;
 use conch_core::turn::StepId;
 use conch_core::turn::awaits::{AWAIT_DEFAULT, Resolution};
 use conch_core::turn::result::{AskedCall, STEP_OUTPUT_MAX_BYTES, StepResult, ToolStatus, Usage};
 use conch_core::wire::openai::{Answer as ModelAnswer, AnswerLimits, ChatMessage, ChatRequest, FinishReason, ToolSpec};
 use serde_json::{Value, json};
 
-use super::http::{self, Backoff};
+use super::http::{self, Backoff, DEPTH_MAX};
 use super::model::{ModelClient, ModelEndpoint, Patience, Timeouts};
-use super::tool::{Outcome, Tool};
+use super::tool::{Earlier, Outcome, Tool};
 use crate::config::Agent;
 use crate::config::agents::{Approval, OPENAI_BASE_URL};
 use crate::turn::agent::{Answer, Halt, TurnAgent};
@@ -160,8 +161,12 @@ impl ModelAgent {
             on_unknown: tool.on_unknown,
         };
         // A call of unknown outcome is begun again where a person is to decide about it: then its intent is there already.
-        while turn.begin_tool(&call).await? == StepBegin::Run {
-            let (output, status) = match tool.call(turn, &step, &asked.input).await? {
+        loop {
+            let earlier = if turn.journal().intents(&step) > 0 { Earlier::Perhaps } else { Earlier::None };
+            if turn.begin_tool(&call).await? != StepBegin::Run {
+                return Ok(None);
+            }
+            let (output, status) = match tool.call(turn, &step, &asked.input, earlier).await? {
                 Outcome::Done(output) => (output, ToolStatus::Done),
                 Outcome::Failed(problem) => (json!({ "error": problem }), ToolStatus::Failed),
                 Outcome::Unknown(problem) if tool.on_unknown == crate::turn::context::OnUnknown::Ask => {
@@ -173,9 +178,8 @@ impl ModelAgent {
                 }
             };
             turn.complete(within_limit(&step, asked, output, status)).await?;
-            break;
+            return Ok(None);
         }
-        Ok(None)
     }
 
     /// The tool that a call asks for, if it can be made.
@@ -246,7 +250,13 @@ fn within_limit(step: &StepId, asked: &AskedCall, output: Value, status: ToolSta
 
 /// Asks a person whether a call may be made; what the model is told if not.
 async fn approve(turn: &mut TurnContext, step: &StepId, asked: &AskedCall) -> Result<Option<&'static str>, Halt> {
-    let input = http::short(&asked.input.to_string(), SHOWN_MAX_CHARACTERS);
+    let whole = asked.input.to_string();
+    let input = http::short(&whole, SHOWN_MAX_CHARACTERS);
+    // Nobody is to approve what they were not told of.
+    let hidden = match whole.chars().count().saturating_sub(SHOWN_MAX_CHARACTERS) {
+        0 => String::new(),
+        more => format!(" … ({more} characters more, in the step that asked)"),
+    };
     let ask = Await {
         // A call of unknown outcome is asked about under the step's own name.
         step: format!("{step}.approval").parse().expect("a step of a model is short"),
@@ -255,7 +265,7 @@ async fn approve(turn: &mut TurnContext, step: &StepId, asked: &AskedCall) -> Re
             "required": ["approve"],
             "properties": { "approve": { "type": "boolean" } },
         }),
-        prompt: Some(format!("May {} be called with {input}?", asked.name)),
+        prompt: Some(format!("May {} be called with {input}{hidden}?", asked.name)),
         within: AWAIT_DEFAULT,
     };
     Ok(match turn.wait(&ask).await? {
@@ -265,11 +275,13 @@ async fn approve(turn: &mut TurnContext, step: &StepId, asked: &AskedCall) -> Re
     })
 }
 
-/// Arguments as JSON, or as the text that they are.
+/// Arguments as JSON, or as the text that they are: also where they are nested so deeply that a record around them could not be
+/// read again.
 fn asked_call(call: conch_core::wire::openai::AskedCall) -> AskedCall {
     let conch_core::wire::openai::AskedCall { id, name, arguments } = call;
     // Some servers leave them out where a tool takes none.
     let arguments = if arguments.trim().is_empty() { "{}".to_owned() } else { arguments };
-    let input = serde_json::from_str(&arguments).unwrap_or(Value::String(arguments));
+    let read = if is_deeper_than(&arguments, DEPTH_MAX) { None } else { serde_json::from_str(&arguments).ok() };
+    let input = read.unwrap_or(Value::String(arguments));
     AskedCall { name, input, id: Some(id) }
 }

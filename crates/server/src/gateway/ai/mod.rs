@@ -28,10 +28,9 @@ use super::input::{Path, Query, conversation_ref, from_json, unread_json};
 use super::operations::{not_found, page_limit};
 use super::{Caller, Gateway, streams};
 use crate::auth::grants::{Permission, Principal};
+use crate::config::agents::ASSISTANT;
 use crate::turn::agents::DEMO;
 
-/// The agent of a new chat, where there is one and nothing else is said; else the demo agent.
-const ASSISTANT: &str = "assistant";
 /// Messages of a history when the request does not say.
 const MESSAGES_DEFAULT: usize = 100;
 /// Most messages of a history.

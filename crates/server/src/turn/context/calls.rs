@@ -1,7 +1,8 @@
 //! Calls to tools whose effects cannot be undone, and waiting for people.
 //!
 //! Invariant: the intent of a call is in the log before the call, so that whoever goes on with the turn knows that it may have
-//! happened. Each further call has an intent of its own, so that the question is asked again, too.
+//! happened. Each further call has an intent of its own, so that the question is asked again, too; but for one that is declared
+//! idempotent, whose first intent says all.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use conch_server::config::agents::{Agent, FromEnv};
 use conch_server::config::{Config, Secret};
 use serde_json::Value;
 
-use crate::harness::{Client, until};
+use crate::harness::{Client, Node, until};
 
 /// The secret of the workers.
 const WORKER_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -21,6 +21,14 @@ fn helper(config: &mut Config, settings: &str) {
         agent.secret_env = Some(FromEnv::with_value("WORKER_SECRET", Secret::new(WORKER_SECRET)));
     }
     config.agents.0.insert("helper".parse().expect("a name"), agent);
+}
+
+/// Runs one turn and gives its log.
+async fn turn(node: &Node) -> Vec<Value> {
+    let alice = node.client("alice");
+    alice.session_with("s", "helper").await;
+    alice.sent("s", "1", "hello").await;
+    ended(&alice, "s", 1).await
 }
 
 /// The log once a turn has ended so often, in whatever way.

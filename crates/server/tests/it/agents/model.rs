@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{answers, bodies, ended, failure, helper, kinds};
+use super::{answers, bodies, ended, failure, helper, kinds, turn};
 use crate::harness::{Fake, Node, Reply, Stream, chunk};
 
 /// A whole answer of a model that only speaks.
@@ -29,14 +29,6 @@ async fn call(mut reply: Reply, name: &str, arguments: &str) {
 async fn node(model: &Fake, settings: &str) -> Node {
     let settings = format!("kind = 'openai'\nmodel = 'm'\nbase_url = '{}'\n{settings}", model.url("/v1"));
     Node::start_as(move |config| helper(config, &settings)).await
-}
-
-/// Runs one turn and gives its log.
-async fn turn(node: &Node) -> Vec<Value> {
-    let alice = node.client("alice");
-    alice.session_with("s", "helper").await;
-    alice.sent("s", "1", "hello").await;
-    ended(&alice, "s", 1).await
 }
 
 #[tokio::test]

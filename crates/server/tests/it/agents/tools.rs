@@ -94,6 +94,20 @@ async fn a_call_that_may_have_happened_is_made_once_and_the_model_is_told() {
 }
 
 #[tokio::test]
+async fn tries_that_do_not_reach_the_tool_do_not_end_the_doubt_about_one_that_may_have() {
+    let tool = Fake::start(|request, reply| async move {
+        let status = if request.number == 0 { 500 } else { 429 };
+        reply.whole(status, "", "").await;
+    })
+    .await;
+    let model = model().await;
+    let node = node(&model, &tool, "on_unknown = 'retry'\n").await;
+    let step = called(&node).await;
+    assert_eq!((&step["status"], tool.seen().len()), (&json!("unknown"), 4));
+    assert!(step["output"]["error"].as_str().is_some_and(|why| why.starts_with("it may have happened")), "{step}");
+}
+
+#[tokio::test]
 async fn a_tool_that_throttles_did_not_happen_and_is_called_again() {
     let tool = Fake::start(|request, reply| async move {
         if request.number == 0 {

@@ -7,7 +7,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use super::{answers, bodies, ended, failure, helper, kinds};
+use super::{answers, bodies, ended, failure, helper, kinds, turn};
 use crate::harness::{Cluster, Fake, Node, Reply, Request, Stream, until};
 
 fn settings(worker: &Fake, more: &str) -> String {
@@ -17,13 +17,6 @@ fn settings(worker: &Fake, more: &str) -> String {
 async fn node(worker: &Fake, more: &str) -> Node {
     let settings = settings(worker, more);
     Node::start_as(move |config| helper(config, &settings)).await
-}
-
-async fn turn(node: &Node) -> Vec<Value> {
-    let alice = node.client("alice");
-    alice.session_with("s", "helper").await;
-    alice.sent("s", "1", "hello").await;
-    ended(&alice, "s", 1).await
 }
 
 /// Says these lines, and ends the answer.

@@ -73,18 +73,28 @@ async fn nodes_of_one_authority_talk() {
 async fn whoever_has_no_certificate_of_the_authority_is_refused() {
     let (ours, theirs) = (authority(), authority());
     let node = node(&ours).await;
-    for (what, link) in [
-        ("no TLS", asker(quick())),
-        ("a certificate of another authority", link(7, tls(&theirs, &ours))),
-        ("a belief in another authority", link(7, tls(&ours, &theirs))),
+    for (what, link, said) in [
+        ("no TLS", asker(quick()), "cannot be understood: it sends TLS (link.tls_cert"),
+        ("a certificate of another authority", link(7, tls(&theirs, &ours)), ""),
+        ("a belief in another authority", link(7, tls(&ours, &theirs)), ""),
     ] {
         let refused = link.ask(&node.peer(), sessions("1"), LONG).await;
-        assert!(matches!(refused, Err(LinkError::Unreachable(_))), "{what}: {refused:?}");
+        assert!(matches!(&refused, Err(LinkError::Unreachable(why)) if why.contains(said)), "{what}: {refused:?}");
         let asked = link.who_answers(&node.addr.to_string(), LONG).await;
         assert!(matches!(asked, Err(LinkError::Ambiguous(_))), "{what}: {asked:?}");
     }
     assert_ne!(metric(&node.metrics, "conch_link_refusals_total{reason=\"tls\"}"), "0");
     assert_eq!(node.service.asked.load(std::sync::atomic::Ordering::SeqCst), 0);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_listener_without_tls_is_named_to_whoever_speaks_it() {
+    let authority = authority();
+    let node = Node::start(settings(OWNER, 7, quick())).await;
+    let refused = link(7, tls(&authority, &authority)).ask(&node.peer(), sessions("1"), LONG).await;
+    let said = |why: &str| why.contains("seems to speak without TLS");
+    assert!(matches!(&refused, Err(LinkError::Unreachable(why)) if said(why)), "{refused:?}");
     node.stop().await;
 }
 

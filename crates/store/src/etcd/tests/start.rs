@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
+use super::super::client::{Client, Repeat};
+use super::super::error::CallError;
 use super::super::testing::TestCluster;
-use super::super::{EtcdStore, KeptIn, OpenError, restored, switch_to_etcd, switch_to_postgres};
+use super::super::{EtcdStore, KeptIn, OpenError, restored, switch_to_etcd, switch_to_postgres, url};
 use crate::LeaseStore;
 use crate::postgres::tests::fixture::{Clock, database, options};
-use crate::postgres::tests::rig::{A, B, create, register, take, write};
+use crate::postgres::tests::rig::{A, B, create, register, take, until, write};
 use crate::postgres::{Options, PostgresStore};
 
 fn impatient() -> Options {
@@ -49,6 +53,36 @@ async fn a_cluster_without_quorum_is_refused_after_the_patience() {
     let error = EtcdStore::open(&etcd.url(), &database.url(), impatient()).await.expect_err("one of three");
     assert!(matches!(error, OpenError::NoQuorum { .. }), "{error}");
     assert!(error.to_string().contains("has no quorum"), "{error}");
+}
+
+#[tokio::test]
+async fn an_etcd_with_authentication_is_named_as_that_at_once() {
+    let (database, _client) = database(Clock::Real).await;
+    let etcd = TestCluster::start();
+    let client = Client::new(url::parse(&etcd.url()).expect("valid"));
+    for (path, body) in [
+        ("/v3/auth/user/add", json!({"name": "root", "password": "pw"})),
+        ("/v3/auth/role/add", json!({"name": "root"})),
+        ("/v3/auth/user/grant", json!({"user": "root", "role": "root"})),
+        ("/v3/auth/enable", json!({})),
+    ] {
+        // A slow machine's answer may come too late: then it says that this was done.
+        let done = ["already", "user name is empty"];
+        until("etcd to take it", || async {
+            match client.call(path, &body, Repeat::Never).await {
+                Ok(_) => true,
+                Err(CallError::Refused(_, text)) => done.iter().any(|part| text.contains(part)),
+                Err(_) => false,
+            }
+        })
+        .await;
+    }
+    let mut patient = options("a");
+    patient.connect_patience = Duration::from_secs(600);
+    let error = EtcdStore::open(&etcd.url(), &database.url(), patient).await.expect_err("it asks for a name");
+    assert!(matches!(error, OpenError::Refused { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("authentication is enabled") && !text.contains("quorum"), "{text}");
 }
 
 #[tokio::test]

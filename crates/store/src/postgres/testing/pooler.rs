@@ -1,4 +1,5 @@
-//! A pooler in transaction mode before a test's server: what leases and lifelines must not go through.
+//! A pooler before a test's server: in session mode a way that a node may take, in every other one what leases and lifelines
+//! must not go through.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -24,12 +25,12 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Starts one with these further lines of its configuration.
+    /// Starts one in this mode, with these further lines of its configuration.
     ///
     /// # Panics
     /// If it is not installed, or does not start.
     #[must_use]
-    pub fn start(server: &TestServer, settings: &str) -> Self {
+    pub fn start(server: &TestServer, mode: &str, settings: &str) -> Self {
         let program = Path::new(PROGRAM);
         assert!(program.is_file(), "this test starts a pooler, and none is installed: Debian's package is `pgbouncer`");
         let directory =
@@ -38,7 +39,7 @@ impl Pooler {
         let file = directory.path().join("ini");
         let text = format!(
             "[databases]\n* = user={SUPERUSER} host={server} port={SOCKET_NUMBER}\n[pgbouncer]\nlisten_addr =\n\
-             listen_port = {SOCKET_NUMBER}\nunix_socket_dir = {path}\nauth_type = any\npool_mode = transaction\n{settings}\n"
+             listen_port = {SOCKET_NUMBER}\nunix_socket_dir = {path}\nauth_type = any\npool_mode = {mode}\n{settings}\n"
         );
         std::fs::write(&file, text).expect("the directory takes a file");
         let owner = std::fs::metadata(directory.path()).expect("it was made").uid();

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use super::super::PostgresStore;
 use super::super::session::{CALL_LIMIT, DIAL_LIMIT, Dialer, Slot};
 use super::super::testing::TestServer;
 use super::super::url;
+use super::super::{Durability, PostgresStore};
 use super::fixture::{Clock, connect, database, options};
 use super::proxy::{Proxy, Traffic};
 use super::rig::{A, TTL, batch, create, register, take, until};
@@ -42,7 +42,8 @@ async fn all_who_wait_for_a_connection_wait_for_one_dial() {
     let proxy = Proxy::start(TestServer::shared().directory());
     proxy.set(Traffic::Swallowed);
     let target = url::parse(&proxy.url(database.name())).expect("valid");
-    let (dialer, slot) = (Arc::new(Dialer::new(target, "a".to_owned())), Arc::new(Slot::new("test")));
+    let (dialer, slot) =
+        (Arc::new(Dialer::new(target, "a".to_owned(), Durability::Unchecked)), Arc::new(Slot::new("test")));
     let answers = all((0..CALLERS).map(|_| {
         let (dialer, slot) = (Arc::clone(&dialer), Arc::clone(&slot));
         async move { slot.get(&dialer).await.map(drop) }

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use super::super::error::OpenError;
-use super::super::testing::{Pooler, TestServer};
-use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored};
+use super::super::session::{Dialer, not_dialled};
+use super::super::testing::TestServer;
+use super::super::{Durability, NodesInEtcd, Options, PostgresStore, restored, url};
 use super::fixture::{Clock, connect, database, options};
 use super::rig::{A, create, register, take};
-use crate::{LeaseStore, LogStore};
+use crate::{LeaseStore, LogStore, StoreError};
 
 async fn refusal(url: &str, options: Options) -> OpenError {
     PostgresStore::open(url, options).await.expect_err("is refused")
@@ -20,6 +21,17 @@ async fn a_server_without_fsync_is_refused() {
     options.durability = Durability::Checked;
     let error = refusal(&database.url(), options).await;
     assert!(error.to_string().contains("fsync=off"), "{error}");
+}
+
+/// It may have been restarted under a running node.
+#[tokio::test]
+async fn a_server_without_fsync_gets_no_new_session_of_a_running_node() {
+    let server = TestServer::shared();
+    let target = url::parse(&server.url("postgres")).expect("valid");
+    let dialer = Dialer::new(target, "a".to_owned(), Durability::Checked);
+    let Err(error) = dialer.dial("append").await else { panic!("it does not sync") };
+    let error = not_dialled(&dialer, error);
+    assert!(matches!(&error, StoreError::Unavailable(text) if text.contains("fsync=off")), "{error}");
 }
 
 #[tokio::test]
@@ -36,7 +48,9 @@ async fn a_database_or_role_that_is_not_there_is_named() {
 async fn a_server_that_is_not_there_is_tried_for_a_while() {
     let mut options = options("a");
     options.connect_patience = Duration::from_millis(500);
+    let begun = tokio::time::Instant::now();
     let error = refusal("postgres://u:secret@/d?host=/tmp/conch-no-such-directory", options).await;
+    assert!(begun.elapsed() >= Duration::from_millis(500), "all of its patience, not only whole pauses");
     let OpenError::Connect { tries, .. } = &error else { panic!("{error}") };
     assert!(*tries > 1, "{error}");
     assert!(!error.to_string().contains("secret"), "{error}");
@@ -152,35 +166,4 @@ async fn a_copied_database_is_refused_until_it_is_declared() {
     assert_eq!(next.generation, generation);
     assert_eq!(next.first_seq.0, (generation.0 - 1) * 1_000_000 + 1, "a million numbers a generation");
     assert!(store.log().await.expect("answers").as_str().ends_with(&format!(".{generation}")));
-}
-
-#[tokio::test]
-async fn a_pooler_that_shares_sessions_is_refused() {
-    let (database, _client) = database(Clock::Real).await;
-    for (settings, evidence) in [
-        // As it comes: it does not know the settings that a session asks for.
-        ("", "unsupported startup parameter"),
-        // Told to ignore them: then they are not set.
-        ("ignore_startup_parameters = options", "the setting statement_timeout is"),
-        // Told to set them itself: then sessions are mixed up.
-        (
-            "ignore_startup_parameters = options\nserver_reset_query =\nserver_check_query = select 1\nconnect_query",
-            "one session ran in the server processes",
-        ),
-    ] {
-        let settings = match settings.strip_suffix("connect_query") {
-            None => settings.to_owned(),
-            Some(settings) => {
-                let sets = super::super::session::SETTINGS
-                    .iter()
-                    .map(|(name, value)| format!("ALTER DATABASE {} SET {name} = '{value}'", database.name()));
-                sets.for_each(|sql| TestServer::shared().sql(&sql));
-                settings.to_owned()
-            }
-        };
-        let pooler = Pooler::start(TestServer::shared(), &settings);
-        let error = refusal(&pooler.url(database.name()), options("a")).await;
-        assert!(matches!(error, OpenError::Pooler { .. }), "{error}");
-        assert!(error.to_string().contains(evidence), "{error}");
-    }
 }

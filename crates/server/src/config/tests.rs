@@ -331,8 +331,11 @@ fn the_assistant_exists_where_the_environment_says_how_to_reach_a_model() {
     assert_eq!((local.api_key_env, local.model.as_deref()), (None, Some("small")));
     let own = assistant(&[("OPENAI_API_KEY", "k")], Some("[agents.assistant]\n")).expect("declared");
     assert_eq!(own.kind, AgentKind::Demo, "the file's own");
-    let refused = load(None, &[("OPENAI_BASE_URL", "localhost")], Flags::default()).expect_err("no URL").to_string();
-    assert!(refused.starts_with("agents.assistant.base_url: \"localhost\" is not an http(s) URL"), "{refused}");
+    let refused =
+        |url| load(None, &[("OPENAI_BASE_URL", url)], Flags::default()).expect_err("not a good URL").to_string();
+    let (no_url, secret) = (refused("localhost"), refused("http://u:hush@127.0.0.1/v1"));
+    assert!(no_url.starts_with("agents.assistant.base_url: \"localhost\" is not an http(s) URL"), "{no_url}");
+    assert!(secret.starts_with("agents.assistant.base_url: holds a user name or password"), "{secret}");
 }
 
 #[test]
@@ -380,6 +383,12 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
         (tool("").replace("'t'", "'a b'"), "agents.a.tools: \"a b\": name: must be 1 to 64 of"),
         (format!("{}{}", tool(""), &tool("")[model.len()..]), "agents.a.tools: \"t\": is there twice"),
         ("[agents.a]\nkind = 'http'\n".to_owned(), "agents.a.url: must be set"),
+        (
+            format!("{model}base_url = 'http://u:hush@h/v1'\n"),
+            "agents.a.base_url: holds a user name or password, which a URL must not; put what authorises a call into api_key_env",
+        ),
+        (format!("{model}base_url = 'ftp://u:hush@h'\n"), "agents.a.base_url: holds a user name or password"),
+        (format!("{model}base_url = 'hush@h'\n"), "agents.a.base_url: \"h\" is not an http(s) URL"),
         (worker.replace("'http://h/'", "'h'"), "agents.a.url: \"h\" is not an http(s) URL"),
         ("[agents.a]\nkind = 'http'\nurl = 'http://h/'\n".to_owned(), "agents.a.secret_env: must be set"),
         (
@@ -398,3 +407,11 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
     with_secrets(worker).expect("a worker");
     with_secrets(&format!("advertise_url = 'https://h'\nlisten = '0.0.0.0:4000'\n{worker}")).expect("reachable");
 }
+        (
+            tool("").replace("http://h/", "http://u:hush@h/"),
+            "agents.a.tools: \"t\": url: holds a user name or password, which a URL must not; put what authorises a call into headers_env",
+        ),
+        (
+            worker.replace("http://h/", "https://hush@h/"),
+            "agents.a.url: holds a user name or password, which a URL must not; put what authorises a call into secret_env",
+        ),

@@ -70,7 +70,7 @@ impl WorkerAgent {
     /// The setting that cannot be used, and why.
     pub fn new(config: &Agent, callbacks: Callbacks) -> Result<Self, String> {
         let text = config.url.as_deref().ok_or("url: must be set")?;
-        let (url, host) = http::url(text).ok_or_else(|| format!("url: {text:?} is not an http(s) URL"))?;
+        let (url, host) = http::url(text, "secret_env").map_err(|bad| format!("url: {bad}"))?;
         let secret = config.secret_env.as_ref().ok_or("secret_env: must be set")?;
         let secret = secret.value().ok_or("secret_env: the environment variable is not set")?;
         let key = WebhookKey::read(secret).map_err(|problem| format!("secret_env: the secret {problem}"))?;

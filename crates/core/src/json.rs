@@ -1,4 +1,4 @@
-//! A look at JSON text before it is parsed.
+//! A look at JSON text before it is parsed, and at a text before it is written as JSON.
 //!
 //! Deliberately absent: validity. A parser says that afterwards; this only keeps it from what is nested too deeply.
 
@@ -25,9 +25,27 @@ pub fn is_deeper_than(text: &str, limit: usize) -> bool {
     false
 }
 
+/// The longest beginning of a text that takes at most so many bytes within a JSON string, its quotes not counted.
+#[must_use]
+pub fn within_bytes(text: &str, bytes: usize) -> &str {
+    let mut left = bytes;
+    for (at, character) in text.char_indices() {
+        let written = match character {
+            '"' | '\\' | '\u{8}' | '\u{c}' | '\n' | '\r' | '\t' => 2,
+            '\0'..'\u{20}' => 6,
+            _ => character.len_utf8(),
+        };
+        match left.checked_sub(written) {
+            Some(less) => left = less,
+            None => return &text[..at],
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_deeper_than;
+    use super::{is_deeper_than, within_bytes};
 
     #[test]
     fn the_limit_is_the_last_level_that_is_allowed() {
@@ -45,5 +63,17 @@ mod tests {
             assert!(depth == 0 || is_deeper_than(text, depth - 1), "{text}");
         }
         assert!(is_deeper_than(&"[".repeat(1_000_000), 999_999));
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters_where_its_json_is_too_long() {
+        let written = |text: &str| serde_json::to_string(text).expect("a text is JSON").len() - 2;
+        for character in (0..0x300).chain([0x2028, 0xffff, 0x1_f600]).filter_map(char::from_u32) {
+            let text: String = [character; 3].iter().collect();
+            let bytes = written(&text);
+            assert_eq!(within_bytes(&text, bytes), text, "{character:?}");
+            assert_eq!(within_bytes(&text, bytes - 1).chars().count(), 2, "{character:?}");
+        }
+        assert_eq!((within_bytes("", 0), within_bytes("a", 0)), ("", ""));
     }
 }

@@ -9,6 +9,8 @@ pub mod config;
 pub mod cursors;
 pub mod delivery;
 pub mod events;
+#[cfg(feature = "testing")]
+pub mod fake;
 pub mod frame;
 pub mod gateway;
 pub mod hub;

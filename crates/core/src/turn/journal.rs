@@ -14,12 +14,13 @@ use sha2::{Digest, Sha256};
 
 use crate::body::Body;
 use crate::ids::{AgentName, ClientMsgId, ConversationId, Seq, Subject};
+use crate::json::within_bytes;
 use crate::record::{Draft, Record, RecordKind};
 use crate::time::Timestamp;
 use crate::turn::StepId;
 use crate::turn::awaits::{AwaitId, OpenAwait, Resolution};
 use crate::turn::cancel::{Cancel, CancelMode};
-use crate::turn::result::StepResult;
+use crate::turn::result::{STEP_OUTPUT_MAX_BYTES, StepResult};
 
 /// Writes the starts of turns, keyed by the seq of the input.
 pub const START_SENDER: &str = "@start";
@@ -132,12 +133,19 @@ pub fn await_resolved(id: &AwaitId, resolution: &Resolution) -> Draft {
     draft(RecordKind::AwaitResolved, RESOLVE_SENDER, key(id.as_str()), id.turn(), Body::of(&body))
 }
 
-/// The answer: a `message` of the agent. It goes into one commit with [`completed`], or, as far as it got, with
-/// [`cancelled`].
+/// The answer: a `message` of the agent. It goes into one commit with [`completed`].
 #[must_use]
 pub fn answer(turn: Seq, agent: &AgentName, text: &str) -> Draft {
     let body = Body::of(&json!({ "text": text }));
     Draft::new(RecordKind::Message, Subject::agent(agent), key(&turn.to_string()), body).in_turn(turn)
+}
+
+/// The answer as far as it got, in one commit with [`cancelled`]. Its end is left out where the body would be over
+/// [`STEP_OUTPUT_MAX_BYTES`], which no other text of a turn may be: whoever cancels gets what there is, and no refusal.
+#[must_use]
+pub fn answer_so_far(turn: Seq, agent: &AgentName, text: &str) -> Draft {
+    let around = r#"{"text":""}"#.len();
+    answer(turn, agent, within_bytes(text, STEP_OUTPUT_MAX_BYTES - around))
 }
 
 /// `turn.completed`.

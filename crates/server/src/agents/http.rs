@@ -27,15 +27,38 @@ pub(super) fn client(connect: Duration) -> Result<reqwest::Client, reqwest::Erro
     direct.connect_timeout(connect).tcp_nodelay(true).build()
 }
 
-/// An absolute `http` or `https` URL, and its host for messages.
-pub(super) fn url(text: &str) -> Option<(Url, String)> {
-    let url: Url = text.parse().ok()?;
-    let host = host(&url)?;
-    (matches!(url.scheme(), "http" | "https") && url.fragment().is_none()).then_some((url, host))
+/// Why a URL of the configuration is not called. Neither repeats a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadUrl {
+    /// Not absolute, of another scheme, or with parts that mean nothing here. What stands before an `@` is left out.
+    #[error("{0:?} is not an http(s) URL such as http://127.0.0.1:8080/v1")]
+    NotHttp(String),
+    /// A URL is shown in logs and in the effective configuration, so it holds no secret.
+    #[error("holds a user name or password, which a URL must not; put what authorises a call into {0}")]
+    Userinfo(&'static str),
+}
+
+impl BadUrl {
+    pub(super) fn not_http(text: &str) -> Self {
+        Self::NotHttp(text.rsplit('@').next().unwrap_or_default().to_owned())
+    }
+}
+
+/// An absolute `http` or `https` URL, and its host for messages. `instead`: the setting that holds what a user name and password
+/// would be for.
+pub(super) fn url(text: &str, instead: &'static str) -> Result<(Url, String), BadUrl> {
+    let not_http = || BadUrl::not_http(text);
+    let url: Url = text.parse().map_err(|_| not_http())?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(BadUrl::Userinfo(instead));
+    }
+    let host = host(&url).ok_or_else(not_http)?;
+    let is_web = matches!(url.scheme(), "http" | "https") && url.fragment().is_none();
+    if is_web { Ok((url, host)) } else { Err(not_http()) }
 }
 
 /// Host and port.
-pub(super) fn host(url: &Url) -> Option<String> {
+fn host(url: &Url) -> Option<String> {
     let host = url.host_str()?;
     Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
 }
@@ -128,10 +151,18 @@ mod tests {
 
     #[test]
     fn only_absolute_urls_of_the_web_are_called() {
-        assert_eq!(url("http://[::1]:9/x?y=1").map(|(_, host)| host).as_deref(), Some("[::1]:9"));
-        assert_eq!(url("https://tools.example/a").map(|(_, host)| host).as_deref(), Some("tools.example"));
+        let called = |text: &str| url(text, "headers_env").map(|(_, host)| host);
+        assert_eq!(called("http://[::1]:9/x?y=1").as_deref(), Ok("[::1]:9"));
+        assert_eq!(called("https://tools.example/@a").as_deref(), Ok("tools.example"), "a path");
         for bad in ["", "tools.example", "/a", "ftp://h/", "file:///etc/passwd", "http://h/#x"] {
-            assert!(url(bad).is_none(), "{bad}");
+            assert_eq!(called(bad), Err(BadUrl::NotHttp(bad.to_owned())));
         }
+        for secret in
+            ["http://u:hush@h/", "http://hush@h/", "https://:hush@h/", "ftp://u:hush@h/", "hush@h:1", "http://u:hush@"]
+        {
+            let refused = called(secret).expect_err(secret).to_string();
+            assert!(!refused.contains("hush"), "{refused}");
+        }
+        assert_eq!(called("http://u@h/"), Err(BadUrl::Userinfo("headers_env")));
     }
 }

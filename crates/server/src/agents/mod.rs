@@ -14,5 +14,6 @@ mod tool;
 mod worker;
 
 pub use callback::{Asked, Callbacks, PATH as CALLBACK_PATH};
+pub use http::BadUrl;
 pub use openai::ModelAgent;
 pub use worker::WorkerAgent;

@@ -72,8 +72,7 @@ impl Tool {
     /// A tool as it is configured; the error names the setting.
     pub(super) fn new(config: &ToolConfig, http: &reqwest::Client) -> Result<Self, String> {
         let schema = Schema::read(&config.parameters.0).map_err(|invalid| format!("parameters: {invalid}"))?;
-        let (url, host) =
-            http::url(&config.url).ok_or_else(|| format!("url: {:?} is not an http(s) URL", config.url))?;
+        let (url, host) = http::url(&config.url, "headers_env").map_err(|bad| format!("url: {bad}"))?;
         let parameters = RawValue::from_string(config.parameters.0.to_string()).expect("a value's text is JSON");
         let (name, description) = (config.name.clone(), config.description.clone());
         Ok(Self {

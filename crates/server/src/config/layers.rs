@@ -17,6 +17,9 @@ use super::sections::fields;
 /// Largest configuration file, in bytes.
 pub const FILE_MAX_BYTES: u64 = 1024 * 1024;
 
+/// Most problems that one refusal names.
+const WRONG_MAX_SHOWN: usize = 20;
+
 /// Where a value was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -85,6 +88,21 @@ pub enum ConfigError {
     /// Each value is allowed, but not together.
     #[error("{0}")]
     Ratio(String),
+    /// More than one of them is wrong.
+    #[error("{}", lines(.0))]
+    Several(Vec<ConfigError>),
+}
+
+/// A line for each problem, the first ones.
+fn lines(wrong: &[ConfigError]) -> String {
+    let mut text = format!("{} settings are wrong:", wrong.len());
+    for problem in wrong.iter().take(WRONG_MAX_SHOWN) {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    match wrong.len().saturating_sub(WRONG_MAX_SHOWN) {
+        0 => text,
+        more => text + &format!("\n  and {more} more"),
+    }
 }
 
 /// What the command line sets. `None`: not given. The text is checked like any other.
@@ -114,8 +132,32 @@ pub struct Flags {
     pub set: Vec<String>,
 }
 
-/// The merged settings: by dotted key, the value and where it came from.
-pub(super) type Layers = BTreeMap<String, (Value, Source)>;
+/// The settings as they are merged.
+#[derive(Debug, Default)]
+pub(super) struct Layers {
+    /// By dotted key, the value and where it came from.
+    settings: BTreeMap<String, (Value, Source)>,
+    /// What was wrong so far, in the order of reading.
+    wrong: Vec<ConfigError>,
+}
+
+impl Layers {
+    /// The settings as the tree that they are deserialised from.
+    ///
+    /// # Errors
+    /// Everything that was wrong: whoever corrects a file does not want to start ten times.
+    pub(super) fn into_tree(mut self) -> Result<toml::Table, ConfigError> {
+        match self.wrong.len() {
+            0 => Ok(to_tree(&self.settings)),
+            1 => Err(self.wrong.swap_remove(0)),
+            _ => Err(ConfigError::Several(self.wrong)),
+        }
+    }
+
+    fn lay(&mut self, key: &str, value: Value, at: Source) {
+        self.settings.insert(key.to_owned(), (value, at));
+    }
+}
 
 /// The settings of a file.
 pub(super) fn read_file(path: &Path, into: &mut Layers) -> Result<(), ConfigError> {
@@ -146,15 +188,11 @@ pub(super) fn read_text(text: &str, path: &Path, into: &mut Layers) -> Result<()
         at: at(error.span().map_or(0, |span| span.start)),
         reason: error.message().trim().to_owned(),
     })?;
-    flatten(parsed.get_ref(), "", &at, into)
+    flatten(parsed.get_ref(), "", &at, into);
+    Ok(())
 }
 
-fn flatten(
-    table: &DeTable<'_>,
-    prefix: &str,
-    at: &dyn Fn(usize) -> Source,
-    into: &mut Layers,
-) -> Result<(), ConfigError> {
+fn flatten(table: &DeTable<'_>, prefix: &str, at: &dyn Fn(usize) -> Source, into: &mut Layers) {
     for (name, value) in table {
         let key = format!("{prefix}{}", name.get_ref());
         let source = at(name.span().start);
@@ -162,18 +200,18 @@ fn flatten(
             // A table where a setting is expected is refused as a value of the wrong type.
             DeValue::Table(inner) if field(&key).is_none() => {
                 if !is_section(&key) {
-                    return Err(unknown(&key, source));
+                    into.wrong.push(unknown(&key, source));
+                    continue;
                 }
                 if inner.is_empty() {
                     // `[agents.NAME]` with nothing in it still names an agent.
-                    into.insert(key.clone(), (Value::Table(toml::Table::new()), source));
+                    into.lay(&key, Value::Table(toml::Table::new()), source);
                 }
-                flatten(inner, &format!("{key}."), at, into)?;
+                flatten(inner, &format!("{key}."), at, into);
             }
-            value => put(&key, plain(value), source, into)?,
+            value => put(&key, plain(value), source, into),
         }
     }
-    Ok(())
 }
 
 /// A parsed value without its position. A number that is none of ours becomes text, which is then refused where a number is
@@ -196,19 +234,18 @@ fn plain(value: &DeValue<'_>) -> Value {
 }
 
 /// The settings of the environment: each setting has one variable.
-pub(super) fn read_environment(env: &dyn Fn(&str) -> Option<String>, into: &mut Layers) -> Result<(), ConfigError> {
+pub(super) fn read_environment(env: &dyn Fn(&str) -> Option<String>, into: &mut Layers) {
     for field in fields().filter(|field| !field.is_pattern()) {
         let variable = field.variable();
         // An empty variable is how shells and container files say "not set".
         if let Some(text) = env(&variable).filter(|text| !text.is_empty()) {
-            put(field.key, from_text(field, &text), Source::Variable(variable), into)?;
+            put(field.key, from_text(field, &text), Source::Variable(variable), into);
         }
     }
-    Ok(())
 }
 
 /// The settings of the command line.
-pub(super) fn read_flags(flags: Flags, into: &mut Layers) -> Result<(), ConfigError> {
+pub(super) fn read_flags(flags: Flags, into: &mut Layers) {
     let named = [
         ("node", "node", flags.node),
         ("region", "region", flags.region),
@@ -224,24 +261,26 @@ pub(super) fn read_flags(flags: Flags, into: &mut Layers) -> Result<(), ConfigEr
     for (flag, key, text) in named {
         if let Some(text) = text {
             let field = field(key).expect("the flags name settings, as the tests show");
-            put(key, from_text(field, &text), Source::Flag(flag), into)?;
+            put(key, from_text(field, &text), Source::Flag(flag), into);
         }
     }
     for pair in flags.set {
         let Some((key, text)) = pair.split_once('=') else {
             // The pair is not repeated: it may be a secret without its key.
-            return Err(ConfigError::BadValue {
+            into.wrong.push(ConfigError::BadValue {
                 at: Source::Flag("set"),
                 key: "set".to_owned(),
                 problem: "has no =".to_owned(),
                 allowed: "KEY=VALUE".to_owned(),
             });
+            continue;
         };
         let (key, source) = (key.trim(), Source::Flag("set"));
-        let field = field(key).ok_or_else(|| unknown(key, source.clone()))?;
-        put(key, from_text(field, text), source, into)?;
+        match field(key) {
+            Some(field) => put(key, from_text(field, text), source, into),
+            None => into.wrong.push(unknown(key, source)),
+        }
     }
-    Ok(())
 }
 
 /// Text as the value that its field takes. What is not a number stays text, and is refused as such.
@@ -256,12 +295,16 @@ fn from_text(field: &Field, text: &str) -> Value {
     }
 }
 
-/// Checks one value and lays it over what was there.
-fn put(key: &str, value: Value, at: Source, into: &mut Layers) -> Result<(), ConfigError> {
-    let field = field(key).ok_or_else(|| unknown(key, at.clone()))?;
-    check_value(field, &value).map_err(|problem| bad_value(key, field, problem, at.clone()))?;
-    into.insert(key.to_owned(), (value, at));
-    Ok(())
+/// Checks one value and lays it over what was there, or notes what is wrong.
+fn put(key: &str, value: Value, at: Source, into: &mut Layers) {
+    let Some(field) = field(key) else {
+        into.wrong.push(unknown(key, at));
+        return;
+    };
+    match check_value(field, &value) {
+        Ok(()) => into.lay(key, value, at),
+        Err(problem) => into.wrong.push(bad_value(key, field, problem, at)),
+    }
 }
 
 fn check_value(field: &Field, value: &Value) -> Result<(), String> {
@@ -312,10 +355,9 @@ fn unknown(key: &str, at: Source) -> ConfigError {
     ConfigError::UnknownKey { at, key: key.to_owned(), hint }
 }
 
-/// The flat settings as the tree that they are deserialised from.
-pub(super) fn to_tree(layers: &Layers) -> toml::Table {
+fn to_tree(settings: &BTreeMap<String, (Value, Source)>) -> toml::Table {
     let mut tree = toml::Table::new();
-    for (key, (value, _)) in layers {
+    for (key, (value, _)) in settings {
         let mut parts: Vec<&str> = key.split('.').collect();
         let last = parts.pop().expect("a key has at least one part");
         let mut table = &mut tree;

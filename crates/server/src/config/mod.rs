@@ -35,15 +35,15 @@ impl Config {
     /// Merges the sources and checks the result.
     ///
     /// # Errors
-    /// Names the setting, where it was set and what is allowed.
+    /// Names the setting, where it was set and what is allowed; all of them, where several are unknown or out of range.
     pub fn load(file: Option<&Path>, env: &dyn Fn(&str) -> Option<String>, flags: Flags) -> Result<Self, ConfigError> {
-        let mut layers = Layers::new();
+        let mut layers = Layers::default();
         if let Some(path) = file {
             layers::read_file(path, &mut layers)?;
         }
-        layers::read_environment(env, &mut layers)?;
-        layers::read_flags(flags, &mut layers)?;
-        let tree = toml::Value::Table(layers::to_tree(&layers));
+        layers::read_environment(env, &mut layers);
+        layers::read_flags(flags, &mut layers);
+        let tree = toml::Value::Table(layers.into_tree()?);
         // Each value was checked by itself; what can still be wrong is a name inside a key.
         let mut config: Self =
             tree.try_into().map_err(|error| ConfigError::Ratio(error.message().trim().to_owned()))?;

@@ -104,6 +104,33 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
 }
 
 #[test]
+fn everything_that_is_wrong_is_named_at_once() {
+    let file = "nod = 'a'\n[rate]\nburst = 0\n[limit]\nx = 1\n[log]\nlevel = 'loud'\n";
+    let flags = Flags { listen: Some("x".to_owned()), ..set(&["nonsense", "rate.blast=1"]) };
+    let error = load(Some(file), &[("CONCH_LEASE_TTL_MS", "1")], flags).expect_err("wrong").to_string();
+    let lines: Vec<&str> = error.lines().collect();
+    let expected = [
+        "8 settings are wrong:",
+        "conch.toml:4: unknown setting \"limit\"",
+        "conch.toml:7: log.level: unknown variant `loud`",
+        "conch.toml:1: unknown setting \"nod\"",
+        "conch.toml:3: rate.burst: is 0 (allowed: ",
+        "CONCH_LEASE_TTL_MS: lease.ttl_ms: is 1 (allowed: ",
+        "--listen: listen: invalid socket address",
+        "--set: set: has no =",
+        "--set: unknown setting \"rate.blast\"",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{error}");
+    for wanted in expected {
+        assert!(lines.iter().any(|line| line.contains(wanted)), "{wanted}: {error}");
+    }
+    let many: String = (0..30).map(|number| format!("x{number} = 1\n")).collect();
+    let error = load(Some(&many), &[], Flags::default()).expect_err("wrong").to_string();
+    assert!(error.starts_with("30 settings are wrong:\n") && error.ends_with("\n  and 10 more"), "{error}");
+    assert_eq!(error.lines().count(), 22);
+}
+
+#[test]
 fn a_file_is_read_up_to_its_limit_and_only_a_file() {
     let comment = |bytes: u64| format!("#{}", "ü".repeat(usize::try_from(bytes / 2).expect("it fits")));
     let too_long = refused(&comment(FILE_MAX_BYTES));
@@ -331,8 +358,11 @@ fn the_assistant_exists_where_the_environment_says_how_to_reach_a_model() {
     assert_eq!((local.api_key_env, local.model.as_deref()), (None, Some("small")));
     let own = assistant(&[("OPENAI_API_KEY", "k")], Some("[agents.assistant]\n")).expect("declared");
     assert_eq!(own.kind, AgentKind::Demo, "the file's own");
-    let refused = load(None, &[("OPENAI_BASE_URL", "localhost")], Flags::default()).expect_err("no URL").to_string();
-    assert!(refused.starts_with("agents.assistant.base_url: \"localhost\" is not an http(s) URL"), "{refused}");
+    let refused =
+        |url| load(None, &[("OPENAI_BASE_URL", url)], Flags::default()).expect_err("not a good URL").to_string();
+    let (no_url, secret) = (refused("localhost"), refused("http://u:hush@127.0.0.1/v1"));
+    assert!(no_url.starts_with("agents.assistant.base_url: \"localhost\" is not an http(s) URL"), "{no_url}");
+    assert!(secret.starts_with("agents.assistant.base_url: holds a user name or password"), "{secret}");
 }
 
 #[test]
@@ -353,6 +383,12 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
         ),
         (format!("{model}url = 'http://h/'\n"), "agents.a.url: belongs to agents of kind http"),
         (format!("{model}base_url = 'ftp://h'\n"), "agents.a.base_url: \"ftp://h\" is not an http(s) URL"),
+        (
+            format!("{model}base_url = 'http://u:hush@h/v1'\n"),
+            "agents.a.base_url: holds a user name or password, which a URL must not; put what authorises a call into api_key_env",
+        ),
+        (format!("{model}base_url = 'ftp://u:hush@h'\n"), "agents.a.base_url: holds a user name or password"),
+        (format!("{model}base_url = 'hush@h'\n"), "agents.a.base_url: \"h\" is not an http(s) URL"),
         (format!("{model}temperature = 3\n"), "agents.a.temperature: must be a number from 0 to 2"),
         (format!("{model}max_steps = 0\n"), "agents.a.max_steps: is 0 (allowed: 1 to 500)"),
         (
@@ -377,10 +413,18 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
             "agents.a.tools: t: headers_env.authorization: the environment variable OPENAI_X",
         ),
         (tool("").replace("'http://h/'", "'h'"), "agents.a.tools: \"t\": url: \"h\" is not an http(s) URL"),
+        (
+            tool("").replace("http://h/", "http://u:hush@h/"),
+            "agents.a.tools: \"t\": url: holds a user name or password, which a URL must not; put what authorises a call into headers_env",
+        ),
         (tool("").replace("'t'", "'a b'"), "agents.a.tools: \"a b\": name: must be 1 to 64 of"),
         (format!("{}{}", tool(""), &tool("")[model.len()..]), "agents.a.tools: \"t\": is there twice"),
         ("[agents.a]\nkind = 'http'\n".to_owned(), "agents.a.url: must be set"),
         (worker.replace("'http://h/'", "'h'"), "agents.a.url: \"h\" is not an http(s) URL"),
+        (
+            worker.replace("http://h/", "https://hush@h/"),
+            "agents.a.url: holds a user name or password, which a URL must not; put what authorises a call into secret_env",
+        ),
         ("[agents.a]\nkind = 'http'\nurl = 'http://h/'\n".to_owned(), "agents.a.secret_env: must be set"),
         (
             format!("listen = '0.0.0.0:4000'\n{worker}"),

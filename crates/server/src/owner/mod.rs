@@ -56,8 +56,8 @@ pub(crate) enum Command {
     Turn { ask: TurnAsk, reply: Reply },
     /// Show a live event of a turn.
     Live(LiveEvent),
-    /// Turns are run by this agent and by these settings from now on.
-    SetUp { agent: AgentName, settings: Settings },
+    /// Turns are run in this way from now on, unless it was read before what is known.
+    SetUp { read: SetUp, done: oneshot::Sender<()> },
     /// A follower tells something.
     Report(FollowerId, FollowerReport),
     /// Who is present over all gateways? For reads.
@@ -88,6 +88,19 @@ pub(crate) enum Patience {
     Until(Monotonic),
 }
 
+/// Counts a node's readings of how conversations' turns are run. Of two, the greater one began later; so it shows every change that
+/// was written before the other one began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Reading(pub u64);
+
+/// How a session's turns are run, as it was read.
+#[derive(Debug, Clone)]
+pub(crate) struct SetUp {
+    pub agent: AgentName,
+    pub settings: Settings,
+    pub reading: Reading,
+}
+
 /// Ownership of a conversation whose task is not running: kept while it hibernates.
 #[derive(Debug, Clone)]
 pub(crate) struct Tenure {
@@ -100,6 +113,8 @@ pub(crate) struct Tenure {
     pub agent: Option<AgentName>,
     /// How its turns are run.
     pub settings: Settings,
+    /// Which reading said so.
+    pub reading: Reading,
     /// Where it may be owned; empty: anywhere.
     pub regions: Arc<[Region]>,
     /// Where it is preferred to be owned.
@@ -107,8 +122,13 @@ pub(crate) struct Tenure {
 }
 
 impl Tenure {
-    /// What a claim or a hand-over gave.
-    pub(crate) fn of(conversation: ConvRef, armed: Armed, log: LogId, info: &ConversationInfo) -> Self {
+    /// What a claim or a hand-over gave, and what this reading said of the conversation.
+    pub(crate) fn of(
+        conversation: ConvRef,
+        armed: Armed,
+        log: LogId,
+        (reading, info): (Reading, &ConversationInfo),
+    ) -> Self {
         let reign = Reign {
             epoch: armed.epoch,
             last_seq: armed.last_seq,
@@ -117,7 +137,15 @@ impl Tenure {
         };
         let (kind, agent, regions) = (info.kind, info.agent.clone(), info.regions.as_slice().into());
         let (settings, home) = (info.settings.clone(), info.home.clone());
-        Self { conversation, reign, generation: armed.generation, log, kind, agent, settings, regions, home }
+        let generation = armed.generation;
+        Self { conversation, reign, generation, log, kind, agent, settings, reading, regions, home }
+    }
+
+    /// Takes what was read, unless what is known was read later.
+    pub(crate) fn set_up(&mut self, read: SetUp) {
+        if read.reading > self.reading {
+            (self.agent, self.settings, self.reading) = (Some(read.agent), read.settings, read.reading);
+        }
     }
 
     /// What its next owner is told, who holds it as `armed`.
@@ -257,9 +285,14 @@ impl OwnerHandle {
         outcome.await.unwrap_or_else(|_| Err(moved()))
     }
 
-    /// Turns are run in this way from now on. An owner that is too busy or gone reads it when it thaws.
-    pub(crate) fn set_up(&self, agent: AgentName, settings: Settings) {
-        let _ = self.commands.try_send(Command::SetUp { agent, settings });
+    /// Turns are run in this way from now on, unless it was read before what the owner knows.
+    ///
+    /// # Errors
+    /// A refusal with a directive when the owner is gone, and may not have heard it.
+    pub(crate) async fn set_up(&self, read: SetUp) -> Result<(), Refusal> {
+        let (done, heard) = oneshot::channel();
+        self.ask(Command::SetUp { read, done }).await?;
+        heard.await.map_err(|_| moved())
     }
 
     /// Asks the owner to pass its lease on. `None`: it did not, and either stays or ended in another way.

@@ -24,7 +24,7 @@ use super::commit::Submission;
 use super::turns::{Turns, due_change};
 use super::{
     Charge, Command, End, Facts, Follow, FollowFrame, FollowerReport, OnEnd, OwnerHandle, Patience, PresenceNews,
-    Present, Published, Reply, Reports, Tenure, moved,
+    Present, Published, Reply, Reports, SetUp, Tenure, moved,
 };
 use crate::events::Event;
 use crate::frame::{Address, Frame};
@@ -246,7 +246,11 @@ impl Owner {
             Command::Join { turn, reply } => self.join(turn, reply),
             Command::Turn { ask, reply } => self.turn_ask(ask, reply),
             Command::Live(event) => self.live(event),
-            Command::SetUp { agent, settings } => self.set_up(agent, settings),
+            Command::SetUp { read, done } => {
+                self.set_up(read);
+                // Whoever read it may be gone.
+                let _ = done.send(());
+            }
             Command::Follow { reply } => {
                 // A follower that went away needs no answer.
                 let _ = reply.send(self.follow());

@@ -6,37 +6,52 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use conch_core::body::Body;
-use conch_core::conversation::ConversationKind;
+use conch_core::conversation::{ConversationKind, SecondMessage, Settings};
 use conch_core::ids::ConvRef;
 use conch_core::record::{Draft, RecordKind};
 use conch_core::refusal::Code;
 use conch_core::sequencer::Outcome;
-use conch_store::Store;
-use conch_store::faulty::{Call, Fault, FaultPlan, FaultyStore};
+use conch_store::faulty::{BoxFuture, Call, Fault, FaultPlan, FaultyStore};
 use conch_store::memory::MemoryStore;
+use conch_store::{ConversationPatch, Store};
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::{FollowFrame, OwnerHandle};
 use crate::cluster::heartbeat;
 use crate::config::Config;
+use crate::node::Node;
 use crate::router::{Place, Router};
 use crate::testing::{self, create, hit, hits};
 
 /// Holds one kind of call back until it is opened.
 struct Gate {
     call: Call,
+    hold: fn(BoxFuture<()>) -> Fault,
     arrived: watch::Sender<usize>,
     open: watch::Sender<bool>,
 }
 
 impl Gate {
     fn closed_to(call: Call) -> Arc<Self> {
-        Arc::new(Self { call, arrived: watch::Sender::new(0), open: watch::Sender::new(false) })
+        Self::holding(call, Fault::DelayBefore)
+    }
+
+    /// The calls are made; their answers are held back.
+    fn closed_to_answers_of(call: Call) -> Arc<Self> {
+        Self::holding(call, Fault::DelayAfter)
+    }
+
+    fn holding(call: Call, hold: fn(BoxFuture<()>) -> Fault) -> Arc<Self> {
+        Arc::new(Self { call, hold, arrived: watch::Sender::new(0), open: watch::Sender::new(false) })
     }
 
     fn open(&self) {
         self.open.send_replace(true);
+    }
+
+    fn close(&self) {
+        self.open.send_replace(false);
     }
 
     /// Waits until so many calls have come to it.
@@ -53,7 +68,7 @@ impl FaultPlan for Gate {
         }
         self.arrived.send_modify(|arrived| *arrived += 1);
         let mut open = self.open.subscribe();
-        Fault::DelayBefore(Box::pin(async move { drop(open.wait_for(|open| *open).await) }))
+        (self.hold)(Box::pin(async move { drop(open.wait_for(|open| *open).await) }))
     }
 }
 
@@ -233,4 +248,80 @@ async fn a_shutdown_waits_for_owners_that_are_on_their_way_out() {
     shut_down.await;
     let resolution = node.store.resolve(&conversation).await.expect("there").expect("there");
     assert!(resolution.owner.is_none(), "its lease was given back: {resolution:?}");
+}
+
+/// Writes what becomes of a second message.
+async fn change(node: &Node, conversation: &ConvRef, second_message: SecondMessage) {
+    let settings = Some(Settings { second_message: Some(second_message), ..Settings::default() });
+    let patch = ConversationPatch { settings, ..ConversationPatch::default() };
+    node.store.patch_conversation(conversation, &patch).await.expect("written").expect("it is there");
+}
+
+/// Whether a message is taken while the turn of another one runs.
+async fn takes_a_second(router: &Router, conversation: &ConvRef) -> bool {
+    router.append(conversation, input(0, "hi")).await.expect("the first one");
+    match router.append(conversation, input(1, "hi")).await {
+        Ok(_) => true,
+        Err(refusal) if refusal.code == Code::Conflict => false,
+        Err(refusal) => panic!("{refusal:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_owner_ends_with_the_last_change_of_its_settings_whichever_is_heard_last() {
+    let gate = Gate::closed_to_answers_of(Call::Conversation);
+    gate.open();
+    let node = testing::node(&Config::default(), gated(&gate));
+    let _lease = heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = create(&node, "s", ConversationKind::Session).await;
+    let router = testing::router(&node);
+    here(&router, &conversation).await;
+
+    gate.close();
+    change(&node, &conversation, SecondMessage::Reject).await;
+    let mut first = Box::pin(router.read_again(&conversation));
+    assert!(first.as_mut().now_or_never().is_none(), "it has read the first change");
+    change(&node, &conversation, SecondMessage::Queue).await;
+    let mut second = Box::pin(router.read_again(&conversation));
+    assert!(second.as_mut().now_or_never().is_none(), "and this one the second");
+    gate.open();
+    second.await;
+    first.await;
+    assert!(takes_a_second(&router, &conversation).await);
+}
+
+#[tokio::test]
+async fn a_claim_that_read_before_a_change_hears_of_it() {
+    let gate = Gate::closed_to(Call::Claim);
+    let node = testing::node(&Config::default(), gated(&gate));
+    let _lease = heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = create(&node, "s", ConversationKind::Session).await;
+    let router = testing::router(&node);
+    let mut claiming = Box::pin(here(&router, &conversation));
+    assert!(claiming.as_mut().now_or_never().is_none());
+    gate.arrived(1).await;
+    change(&node, &conversation, SecondMessage::Reject).await;
+    let mut hears = Box::pin(router.read_again(&conversation));
+    assert!(hears.as_mut().now_or_never().is_none(), "nobody is there who could");
+    gate.open();
+    claiming.await;
+    hears.await;
+    assert!(!takes_a_second(&router, &conversation).await);
+}
+
+#[tokio::test]
+async fn what_is_at_rest_hears_of_a_change() {
+    let mut config = Config::default();
+    config.hibernation.memory_ms = 1;
+    let node = testing::node(&config, testing::empty_store());
+    let _lease = heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = create(&node, "s", ConversationKind::Session).await;
+    let router = testing::router(&node);
+    let owner = here(&router, &conversation).await;
+    while !owner.is_gone() {
+        tokio::task::yield_now().await;
+    }
+    change(&node, &conversation, SecondMessage::Reject).await;
+    router.read_again(&conversation).await;
+    assert!(!takes_a_second(&router, &conversation).await);
 }

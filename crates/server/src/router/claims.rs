@@ -7,6 +7,7 @@ use conch_store::{ClaimOutcome, ConversationInfo, NodeRow, Resolution};
 
 use super::*;
 use crate::events::{Event, WhyClaimed};
+use crate::owner::Reading;
 
 /// What came of settling an entry.
 enum Settled {
@@ -79,6 +80,7 @@ impl Router {
             node.metrics.claimed(metrics::ClaimOutcome::Held);
             return reachable(row).map(Settled::Theirs);
         }
+        let reading = self.table().next_reading();
         let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
         let mine = resolution.owner.as_ref().is_some_and(|owner| owner.incarnation == node.me);
         if !mine && let Some(peer) = self.better_place(conversation, &info, seeking.avoid)? {
@@ -89,7 +91,7 @@ impl Router {
         }
         let admitted = self.shared.claim_rate.admit(node.seams.now(), conversation.key, seeking.urgency);
         admitted.map_err(|wait| self.not_yet(wait))?;
-        let claimed = self.claim_and_read(conversation, &resolution, &info).await;
+        let claimed = self.claim_and_read(conversation, &resolution, (reading, &info)).await;
         if claimed.is_err() && info.kind == ConversationKind::Session {
             // It may have been won all the same.
             self.look_again(conversation);
@@ -113,11 +115,11 @@ impl Router {
         &self,
         conversation: &ConvRef,
         resolution: &Resolution,
-        info: &ConversationInfo,
+        read: (Reading, &ConversationInfo),
     ) -> Result<Tenure, Refusal> {
         let armed = self.claim(conversation, resolution).await?;
         let log = self.shared.node.store.log().await.map_err(|error| store_refusal(&error))?;
-        Ok(Tenure::of(conversation.clone(), armed, log, info))
+        Ok(Tenure::of(conversation.clone(), armed, log, read))
     }
 
     /// The node that should take a conversation that nobody owns; `None`: this one.

@@ -173,6 +173,7 @@ impl Router {
             last_seq: handed.last_seq,
             first_seq: handed.first_seq,
         };
+        let reading = self.table().next_reading();
         let Ok(Some(info)) = self.shared.node.store.conversation(&conversation).await else {
             // It is ours all the same, and nobody else takes up what is due in it.
             return self.look_again(&conversation);
@@ -194,7 +195,7 @@ impl Router {
         self.shared.node.metrics.adopted.inc();
         let (told, epoch) = (conversation.id.clone(), armed.epoch);
         self.shared.node.events.record(Event::Received { conversation: told, epoch, from });
-        self.start_owner(Tenure::of(conversation, armed, handed.log, &info));
+        self.start_owner(Tenure::of(conversation, armed, handed.log, (reading, &info)));
         drop(settle);
     }
 

@@ -14,6 +14,7 @@ mod balance;
 mod claims;
 mod drain;
 mod keeping;
+mod setup;
 mod sighting;
 pub mod survey;
 mod table;
@@ -47,9 +48,6 @@ use crate::rules::Rule;
 use crate::turn::agents::Agents;
 use crate::turn::{lookup, schema};
 pub use sighting::{READ_WITHIN, Sighting};
-
-/// How long an owner elsewhere may take to hear that its conversation has changed.
-const READ_AGAIN_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long one peer may take with one try; then it is resolved anew, and whoever owns it is asked the same again.
 const TRY_AT_MOST: Duration = Duration::from_secs(1);
@@ -332,37 +330,6 @@ impl Router {
             }
         })
         .await
-    }
-
-    /// A conversation's agent or settings are others: its owner reads them again. One that does not hear it reads them when it
-    /// thaws.
-    pub async fn read_again(&self, conversation: &ConvRef) {
-        if self.active(conversation).is_some() {
-            return self.read_again_here(conversation).await;
-        }
-        let Ok(Some(resolution)) = self.shared.node.store.resolve(conversation).await else { return };
-        if let Some(peer) =
-            claims::owner_elsewhere(&resolution, self.shared.node.me).and_then(|row| claims::reachable(row).ok())
-        {
-            let request = Request::ReadAgain { conversation: conversation.id.clone() };
-            if let Err(error) = self.shared.link.ask(&peer, request, READ_AGAIN_WITHIN).await {
-                tracing::debug!(conversation = %conversation.id, %error, "the owner was not told to read again");
-            }
-        }
-    }
-
-    /// The owner here, if there is one, reads the conversation's agent and settings again; so does what hibernates.
-    pub async fn read_again_here(&self, conversation: &ConvRef) {
-        let Ok(Some(info)) = self.shared.node.store.conversation(conversation).await else { return };
-        match self.table().entries.get_mut(&conversation.key) {
-            Some(Entry::Active(owner)) => {
-                if let Some(agent) = info.agent {
-                    owner.set_up(agent, info.settings);
-                }
-            }
-            Some(Entry::Hibernating { tenure, .. }) => (tenure.agent, tenure.settings) = (info.agent, info.settings),
-            Some(Entry::Claiming(_)) | None => {}
-        }
     }
 
     /// True if the last look at the nodes does not show it. It was declared dead, and may answer all the same because it does

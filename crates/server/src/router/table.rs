@@ -11,7 +11,7 @@ use conch_core::time::Monotonic;
 use tokio::sync::watch;
 
 use crate::link::Peer;
-use crate::owner::{OwnerHandle, Tenure};
+use crate::owner::{OwnerHandle, Reading, SetUp, Tenure};
 
 /// What this node has of a conversation.
 pub(super) enum Entry {
@@ -61,6 +61,17 @@ pub(super) struct Table {
     /// Conversations that are resolved again until the answer is known; one task each.
     pub(super) looking: BTreeSet<ConvKey>,
     elsewhere: BTreeMap<ConvKey, Peer>,
+    readings: Reading,
+}
+
+/// Who has to hear how a session's turns are run.
+pub(super) enum Hearer {
+    /// Nobody, or nobody any more.
+    Nobody,
+    /// This owner.
+    Owner(OwnerHandle),
+    /// Whoever claims; the receiver wakes when that is settled.
+    Claiming(watch::Receiver<()>),
 }
 
 /// What a look at the table says.
@@ -104,6 +115,25 @@ impl Table {
         let mut entries = self.entries.range_mut((above, Bound::Unbounded)).map(|(_, entry)| entry);
         let is_wanted = |entry: &&mut Entry| matches!(entry, Entry::Hibernating { since, .. } if wanted(*since));
         entries.find(is_wanted)?.take_sleeper()
+    }
+
+    /// Numbers a reading that begins now.
+    pub(super) fn next_reading(&mut self) -> Reading {
+        self.readings.0 += 1;
+        self.readings
+    }
+
+    /// Takes what was read for what is at rest, and says who has to hear it otherwise.
+    pub(super) fn set_up(&mut self, key: ConvKey, read: &SetUp) -> Hearer {
+        match self.entries.get_mut(&key) {
+            Some(Entry::Active(owner)) => Hearer::Owner(owner.clone()),
+            Some(Entry::Claiming(settled)) => Hearer::Claiming(settled.clone()),
+            Some(Entry::Hibernating { tenure, .. }) => {
+                tenure.set_up(read.clone());
+                Hearer::Nobody
+            }
+            None => Hearer::Nobody,
+        }
     }
 
     /// Remembers an owner elsewhere, at most `limit` of them; `spread` (random) says which one is forgotten for it.

@@ -303,6 +303,23 @@ async fn a_chat_needs_what_its_session_needs() {
 }
 
 #[tokio::test]
+async fn a_post_over_the_callers_rate_creates_nothing() {
+    let node = Node::start_with(|config| (config.rate.per_second, config.rate.burst) = (1, 1)).await;
+    let alice = node.client_with("alice", &[("*", &Permission::ALL)]);
+    let ids: Vec<String> = (0..20).map(|number| format!("s{number}")).collect();
+    let posts = ids.iter().map(|id| alice.request("POST", "/ai/chat").json(&post(id, said("u1", "1 + 1"))).send());
+    let posts = within("answers", futures_util::future::join_all(posts)).await;
+    let mut refused = 0;
+    for (id, answer) in ids.iter().zip(posts) {
+        let status = answer.expect("the node answers").status().as_u16();
+        let created = alice.get(&format!("/v1/conversations/{id}")).await.status;
+        assert_eq!((status, created), if status == 429 { (429, 404) } else { (200, 200) });
+        refused += usize::from(status == 429);
+    }
+    assert!(refused > 0, "twenty at once are more than one a second");
+}
+
+#[tokio::test]
 async fn a_stream_whose_node_goes_away_breaks_without_an_end() {
     let mut node = Node::start_with(|config| config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 200)).await;
     let alice = node.client("alice");

@@ -22,5 +22,6 @@ mod owners;
 mod pair;
 mod rig;
 mod sockets;
+mod tools;
 mod turns;
 mod weather;

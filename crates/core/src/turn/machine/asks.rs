@@ -117,7 +117,7 @@ impl TurnMachine {
                     running.runner = Runner::Stopping;
                 }
                 let kept = partial.filter(|text| cancel.mode == CancelMode::Keep && !text.is_empty());
-                let answer = kept.map(|text| journal::answer(turn, &running.agent, text));
+                let answer = kept.map(|text| journal::answer_so_far(turn, &running.agent, text));
                 Ok(answer.into_iter().chain([journal::cancelled(cancel)]).collect())
             }
         }

@@ -4,6 +4,8 @@ use super::*;
 use crate::refusal::Code;
 use crate::turn::TurnState;
 use crate::turn::cancel::Regenerate;
+use crate::turn::live::LIVE_TEXT_MAX_BYTES;
+use crate::turn::result::STEP_OUTPUT_MAX_BYTES;
 
 fn is_changing(not: Option<NotDone>) -> bool {
     matches!(not, Some(NotDone::Refused(refusal)) if refusal.retry.is_some())
@@ -24,6 +26,19 @@ fn a_cancel_keeps_what_was_said_and_the_runner_appends_nothing_more() {
     assert_eq!(owner.last_body(), r#"{"by":"bob","mode":"keep"}"#);
     assert_eq!((owner.due, owner.machine.state(turn)), (Due::Clear, TurnState::Closed));
     assert_eq!(owner.cancel(&cancel(turn, CancelMode::Keep)), Some(NotDone::Closed));
+}
+
+#[test]
+fn what_a_cancel_keeps_is_cut_at_the_limit_of_every_text() {
+    // One byte of text is two of JSON: as much as is shown at all is twice as much as a body may be.
+    let shown = "\n".repeat(LIVE_TEXT_MAX_BYTES);
+    let mut owner = Owner::running();
+    let turn = owner.first();
+    let drafts = owner.machine.cancel(&cancel(turn, CancelMode::Keep), Some(&shown)).expect("it runs");
+    let [answer, _] = drafts.as_slice() else { panic!("an answer and the end: {}", drafts.len()) };
+    let bytes = answer.body.as_str().len();
+    assert!((STEP_OUTPUT_MAX_BYTES - 1..=STEP_OUTPUT_MAX_BYTES).contains(&bytes), "{bytes}");
+    assert!(answer.body.to_value()["text"].as_str().is_some_and(|text| shown.starts_with(text)));
 }
 
 #[test]

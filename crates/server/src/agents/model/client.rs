@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 
-use crate::agents::http::{self, Unread, innermost, retry_after};
+use crate::agents::http::{self, BadUrl, Unread, innermost, retry_after};
 use crate::auth::secret::Secret;
 
 /// Where a model is.
@@ -40,9 +40,9 @@ impl Default for Timeouts {
 /// Why an endpoint cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEndpoint {
-    /// Not an absolute `http` or `https` URL without a query.
-    #[error("base_url: {0:?} is not an http(s) URL such as http://127.0.0.1:8080/v1")]
-    Url(String),
+    /// Not an absolute `http` or `https` URL without a query, or one with a user name or password.
+    #[error("base_url: {0}")]
+    Url(BadUrl),
     /// A key that no header can carry.
     #[error("api_key: holds characters that no HTTP header may hold")]
     Key,
@@ -127,8 +127,7 @@ impl ModelClient {
     /// # Errors
     /// As [`InvalidEndpoint`] lists.
     pub fn new(endpoint: &ModelEndpoint, timeouts: Timeouts, limits: AnswerLimits) -> Result<Self, InvalidEndpoint> {
-        let url = completions_url(&endpoint.base_url)?;
-        let host = http::host(&url).ok_or_else(|| InvalidEndpoint::Url(endpoint.base_url.clone()))?;
+        let (url, host) = completions_url(&endpoint.base_url).map_err(InvalidEndpoint::Url)?;
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream, application/json"));
@@ -217,11 +216,14 @@ impl ModelClient {
     }
 }
 
-fn completions_url(base: &str) -> Result<Url, InvalidEndpoint> {
-    let refused = || InvalidEndpoint::Url(base.to_owned());
-    let url: Url = format!("{}/chat/completions", base.trim_end_matches('/')).parse().map_err(|_| refused())?;
-    let is_plain = matches!(url.scheme(), "http" | "https") && url.query().is_none() && url.fragment().is_none();
-    if is_plain { Ok(url) } else { Err(refused()) }
+fn completions_url(base: &str) -> Result<(Url, String), BadUrl> {
+    let whole = format!("{}/chat/completions", base.trim_end_matches('/'));
+    match http::url(&whole, "api_key_env") {
+        Ok((url, host)) if url.query().is_none() => Ok((url, host)),
+        // What was written is repeated, not what was made of it.
+        Ok(_) | Err(BadUrl::NotHttp(_)) => Err(BadUrl::not_http(base)),
+        Err(bad @ BadUrl::Userinfo(_)) => Err(bad),
+    }
 }
 
 fn is_stream(response: &Response) -> bool {

@@ -70,7 +70,7 @@ impl WorkerAgent {
     /// The setting that cannot be used, and why.
     pub fn new(config: &Agent, callbacks: Callbacks) -> Result<Self, String> {
         let text = config.url.as_deref().ok_or("url: must be set")?;
-        let (url, host) = http::url(text).ok_or_else(|| format!("url: {text:?} is not an http(s) URL"))?;
+        let (url, host) = http::url(text, "secret_env").map_err(|bad| format!("url: {bad}"))?;
         let secret = config.secret_env.as_ref().ok_or("secret_env: must be set")?;
         let secret = secret.value().ok_or("secret_env: the environment variable is not set")?;
         let key = WebhookKey::read(secret).map_err(|problem| format!("secret_env: the secret {problem}"))?;
@@ -144,15 +144,22 @@ impl WorkerAgent {
         }
     }
 
-    /// Waits for something of the worker, while its steps go into the journal. `None`: nothing came for too long, no step either.
+    /// Waits for something of the worker, while its steps go into the journal. `None`: nothing came for too long, and no step that
+    /// got there: what is refused may be of a worker that was given up long ago, and is no sign of life.
     async fn next<T>(&self, turn: &mut TurnContext, what: impl Future<Output = T> + Send) -> Result<Option<T>, Halt> {
         let mut what = std::pin::pin!(what);
+        let mut silent = std::pin::pin!(tokio::time::sleep(self.silence));
         loop {
-            // Both branches are cancel safe: what is waited for is pinned outside.
+            // All branches are cancel safe: what is waited for is pinned outside.
             tokio::select! {
                 biased;
-                offer = turn.offered() => keep(turn, offer).await?,
-                next = tokio::time::timeout(self.silence, &mut what) => return Ok(next.ok()),
+                offer = turn.offered() => {
+                    if keep(turn, offer).await? == Sign::OfLife {
+                        silent.as_mut().reset(tokio::time::Instant::now() + self.silence);
+                    }
+                }
+                next = &mut what => return Ok(Some(next)),
+                () = &mut silent => return Ok(None),
             }
         }
     }
@@ -192,11 +199,18 @@ impl Heard {
     }
 }
 
+/// What a step that was offered says of the worker that is heard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sign {
+    OfLife,
+    None,
+}
+
 /// Brings a step into the journal, and tells the worker.
-async fn keep(turn: &mut TurnContext, offer: Offer) -> Result<(), Halt> {
-    let (told, going_on): (Result<(), Refusal>, Result<(), Halt>) = match turn.keep(&offer.step).await? {
-        Kept::Yes => (Ok(()), Ok(())),
-        Kept::No(refusal) => (Err(refusal), Ok(())),
+async fn keep(turn: &mut TurnContext, offer: Offer) -> Result<Sign, Halt> {
+    let (told, going_on): (Result<(), Refusal>, Result<Sign, Halt>) = match turn.keep(&offer.step).await? {
+        Kept::Yes => (Ok(()), Ok(Sign::OfLife)),
+        Kept::No(refusal) => (Err(refusal), Ok(Sign::None)),
         Kept::Never(refusal, halt) => (Err(refusal), Err(halt)),
     };
     (offer.reply)(told);

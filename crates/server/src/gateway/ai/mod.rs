@@ -75,6 +75,8 @@ pub(super) async fn chat(
     let asked = post.asked(&request)?;
     gateway.refuse_if_draining()?;
     let slot = streams::take_slot(&gateway)?;
+    // Before anything is created: a caller who is too quick leaves no empty sessions behind.
+    gateway.take_rate(&principal)?;
     post.session(agent).await?;
     let turn = post.turn(asked).await?;
     Ok(stream::open(&gateway, &principal, &conversation, turn, slot).await?)
@@ -262,7 +264,6 @@ impl Post<'_> {
 
     async fn say(&self, draft: Draft) -> Result<Seq, HttpError> {
         self.may(Permission::Send).await?;
-        self.gateway.take_rate(self.principal)?;
         let receipts = self.gateway.router().append(self.conversation, vec![draft]).await?;
         Ok(receipts.first().expect("one draft, one receipt").seq)
     }
@@ -270,7 +271,6 @@ impl Post<'_> {
     async fn regenerate(&self, turn: Seq) -> Result<Seq, HttpError> {
         let Self { gateway, principal, conversation } = *self;
         self.may(Permission::Run).await?;
-        gateway.take_rate(principal)?;
         // Whoever asks again for another answer than this turn's gets the one that they got.
         let key = format!("regenerate-{turn}");
         let client_msg_id: ClientMsgId = key.parse().expect("letters, a hyphen and digits are a key");

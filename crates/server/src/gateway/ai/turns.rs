@@ -49,6 +49,7 @@ pub(super) struct Latest {
 /// # Errors
 /// The store's refusal.
 pub(super) async fn latest(gateway: &Gateway, conversation: &ConvRef) -> Result<Latest, Refusal> {
+    let _place = gateway.shared.history_reads.acquire().await;
     let store = &gateway.node().store;
     let range = async |direction, limit, kinds| {
         let query = RangeQuery { conversation: conversation.clone(), direction, limit, kinds };
@@ -96,11 +97,29 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use conch_core::conversation::ConversationKind;
     use conch_core::ids::Epoch;
     use conch_core::record::Draft;
     use conch_core::time::Timestamp;
 
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::config::Config;
+    use crate::gateway::HISTORY_READS;
+    use crate::testing;
+
+    #[tokio::test]
+    async fn looking_for_the_open_turn_waits_for_a_place_as_other_reads_of_history_do() {
+        let gateway = testing::gateway(&Config::default());
+        let session = testing::create(gateway.node(), "s", ConversationKind::Session).await;
+        let all = u32::try_from(HISTORY_READS).expect("a few");
+        let places = gateway.shared.history_reads.acquire_many(all).await.expect("open");
+        let mut looking = Box::pin(latest(&gateway, &session));
+        assert!(looking.as_mut().now_or_never().is_none(), "all places are taken");
+        drop(places);
+        assert_eq!(looking.await.expect("read"), Latest::default());
+    }
 
     fn seen(drafts: Vec<Draft>) -> Seen {
         let mut seen = Seen::default();

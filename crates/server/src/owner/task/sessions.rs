@@ -40,14 +40,16 @@ impl Owner {
         Setup { agent, time, second_message: settings.second_message(), merge: settings.merge_time() }
     }
 
-    pub(super) fn set_up(&mut self, agent: AgentName, settings: Settings) {
-        let setup = self.setup(agent.clone(), &settings);
+    /// Runs turns as it was read, unless what is known was read later.
+    pub(super) fn set_up(&mut self, read: SetUp) {
+        self.charge.tenure.set_up(read);
+        let Tenure { agent: Some(agent), settings, .. } = &self.charge.tenure else { return };
+        let setup = self.setup(agent.clone(), settings);
         if let Some(turns) = &mut self.turns {
             turns.machine.set_up(setup);
             // It may wait for something else now.
             self.tell_turns(turn::Input::Tick);
         }
-        (self.charge.tenure.agent, self.charge.tenure.settings) = (Some(agent), settings);
     }
 
     fn now(&self) -> Now {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{bodies, ended, helper};
-use crate::harness::{Fake, Node, chunk, until};
+use super::{bodies, ended, failure, helper};
+use crate::harness::{Client, Fake, Node, chunk, until};
 
 /// A model that asks for `tool` once, and then says that it is done.
 async fn model() -> Fake {
@@ -24,8 +24,13 @@ async fn model() -> Fake {
 }
 
 async fn node(model: &Fake, tool: &Fake, settings: &str) -> Node {
+    node_as(model, tool, "", settings).await
+}
+
+/// With settings of the agent, and of its tool.
+async fn node_as(model: &Fake, tool: &Fake, agent: &str, settings: &str) -> Node {
     let settings = format!(
-        "kind = 'openai'\nmodel = 'm'\nbase_url = '{}'\n[[tools]]\nname = 'tool'\ndescription = 'x'\nurl = '{}'\n{settings}",
+        "kind = 'openai'\nmodel = 'm'\nbase_url = '{}'\n{agent}[[tools]]\nname = 'tool'\ndescription = 'x'\nurl = '{}'\n{settings}",
         model.url("/v1"),
         tool.url("/tool?x=1")
     );
@@ -144,6 +149,32 @@ async fn what_a_tool_gets_wrong_is_told_to_the_model() {
     assert!(elsewhere.seen().is_empty(), "a redirect is never followed");
 }
 
+/// The log once so many questions were asked in the first turn.
+async fn asked(client: &Client, times: usize) -> Vec<Value> {
+    until(&format!("question {times}"), async || {
+        let log = client.log("s").await;
+        (bodies(&log, "await.opened").len() == times).then_some(log)
+    })
+    .await
+}
+
+/// Starts a turn, answers what it asks one after the other, and returns the call's result and the log.
+async fn answered(node: &Node, answers: &[Value]) -> (Value, Vec<Value>) {
+    let alice = node.client("alice");
+    alice.session_with("s", "helper").await;
+    alice.sent("s", "1", "hello").await;
+    for (times, answer) in (1..).zip(answers) {
+        let log = asked(&alice, times).await;
+        let wait = bodies(&log, "await.opened")[times - 1]["await"].as_str().expect("a name").to_owned();
+        let path = format!("/v1/conversations/s/awaits/{wait}");
+        alice.post(&path, json!({ "payload": answer })).await.ok(200);
+    }
+    let log = ended(&alice, "s", 1).await;
+    let steps = bodies(&log, "step.completed");
+    let call = steps.iter().find(|step| step["step"] == "m1.t0").map_or(Value::Null, |step| (*step).clone());
+    (call, log)
+}
+
 #[tokio::test]
 async fn a_person_is_asked_before_a_call_that_wants_approval() {
     let (model, tool) = (model().await, Fake::start(|_, reply| async move { reply.whole(200, "", "1").await }).await);
@@ -151,15 +182,64 @@ async fn a_person_is_asked_before_a_call_that_wants_approval() {
     let alice = node.client("alice");
     alice.session_with("s", "helper").await;
     alice.sent("s", "1", "hello").await;
-    let log = until("a question", async || {
-        let log = alice.log("s").await;
-        log.iter().any(|record| record["kind"] == "await.opened").then_some(log)
-    })
-    .await;
+    let log = asked(&alice, 1).await;
     let asked = bodies(&log, "await.opened")[0];
     assert_eq!(
         (&asked["await"], &asked["prompt"]),
         (&json!("1-m1.t0.approval"), &json!("May tool be called with {\"n\":1}?"))
     );
     assert!(tool.seen().is_empty(), "not before somebody says so");
+}
+
+#[tokio::test]
+async fn an_approval_lets_the_call_be_made_once_and_a_refusal_is_told_to_the_model() {
+    for (approve, calls) in [(true, 1), (false, 0)] {
+        let model = model().await;
+        let tool = Fake::start(|_, reply| async move { reply.whole(200, "", "1").await }).await;
+        let node = node(&model, &tool, "approval = 'ask'\n").await;
+        let (call, log) = answered(&node, &[json!({ "approve": approve })]).await;
+        assert_eq!(tool.seen().len(), calls, "{log:?}");
+        assert_eq!(bodies(&log, "turn.completed").len(), 1);
+        let told = model.seen().last().expect("asked again").body["messages"].to_string();
+        if approve {
+            assert_eq!((&call["output"], call.get("status")), (&json!(1), None));
+        } else {
+            assert_eq!(call["status"], "failed");
+            let why = call["output"]["error"].as_str().expect("why");
+            assert!(told.contains(why), "{told}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_turn_whose_time_is_over_while_it_waits_for_an_approval_ends_without_the_call() {
+    let (model, tool) = (model().await, Fake::start(|_, reply| async move { reply.whole(200, "", "1").await }).await);
+    let node = node_as(&model, &tool, "turn_time_s = 2\n", "approval = 'ask'\n").await;
+    let (_, log) = answered(&node, &[]).await;
+    assert_eq!(failure(&log).0, "deadline_passed");
+    assert!(tool.seen().is_empty(), "nobody said so");
+}
+
+#[tokio::test]
+async fn a_person_decides_about_a_call_that_may_have_happened() {
+    let decide = |decision: &str| json!({ "decision": decision });
+    for (decisions, calls, status) in [
+        (vec![decide("fail")], 1, json!("unknown")),
+        (vec![decide("retry")], 2, Value::Null),
+        (vec![decide("retry"), decide("fail")], 2, json!("unknown")),
+    ] {
+        let model = model().await;
+        // The outcome of the first call is unknown, and of the second one where a person is asked twice.
+        let doubts = if status.is_null() { 1 } else { 2 };
+        let tool = Fake::start(move |request, reply| async move {
+            let answer = if request.number < doubts { 500 } else { 200 };
+            reply.whole(answer, "", "1").await;
+        })
+        .await;
+        let node = node(&model, &tool, "on_unknown = 'ask'\n").await;
+        let (call, _) = answered(&node, &decisions).await;
+        let seen = tool.seen();
+        assert_eq!((seen.len(), call.get("status").cloned().unwrap_or_default()), (calls, status));
+        assert!(seen.iter().all(|call| call.header("idempotency-key") == seen[0].header("idempotency-key")));
+    }
 }

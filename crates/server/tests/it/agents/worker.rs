@@ -195,6 +195,35 @@ async fn a_worker_that_fails_is_asked_again_and_its_earlier_attempt_is_stale() {
 }
 
 #[tokio::test]
+async fn steps_of_an_attempt_that_was_given_up_are_no_sign_of_life() {
+    let worker = Fake::start(|request, mut reply| async move {
+        if request.number == 0 {
+            return reply.whole(500, "", "oops").await;
+        }
+        reply.begin("application/x-ndjson").await;
+        reply.stall().await;
+    })
+    .await;
+    let node = node(&worker, "attempts = 2\nsilence_ms = 1000\nturn_time_s = 20\n").await;
+    let given_up = async {
+        let callback = until("the second attempt", async || worker.seen().get(1).map(|_| callback(&worker.seen()[0])));
+        let callback = callback.await;
+        // Refused until the turn is over, and then as well.
+        while step(&callback, "late", &json!({ "output": 1 })).await.0 == 409 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("a step of the first attempt was taken");
+    };
+    let log = tokio::select! {
+        log = turn(&node) => log,
+        () = given_up => unreachable!("it goes on for ever"),
+    };
+    let (reason, detail) = failure(&log);
+    assert_eq!(reason, "agent_failed", "the turn's own time is much longer: {detail}");
+    assert!(detail.contains(": said nothing more for 1000 ms"), "{detail}");
+}
+
+#[tokio::test]
 async fn a_worker_that_never_succeeds_ends_its_turn_after_its_attempts() {
     let worker = Fake::start(|_, reply| async move { reply.whole(500, "", "oops").await }).await;
     let node = node(&worker, "attempts = 2\n").await;

@@ -1,7 +1,6 @@
 //! Runs nodes in this process and speaks to them as clients do. Everything waits for a condition with a deadline.
 
 mod cluster;
-mod fake;
 mod http;
 mod logs;
 mod sse;
@@ -24,7 +23,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 pub(crate) use cluster::Cluster;
-pub(crate) use fake::{Fake, Reply, Request, chunk};
+pub(crate) use conch_server::fake::{Fake, Reply, Request, chunk};
 pub(crate) use http::{Answer, Client, Raw};
 pub(crate) use logs::captured_logs;
 pub(crate) use sse::{Event, Stream};

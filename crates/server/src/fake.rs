@@ -1,4 +1,8 @@
 //! A server that is scripted by a test: a model, a tool, a worker. It stalls, breaks, throttles and lies as it is told.
+//!
+//! Invariant: this exists with the feature `testing` alone, which no release has.
+//!
+//! Deliberately absent: any patience with a client that does not speak as this server's own do; it panics.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -11,15 +15,21 @@ use tokio::task::JoinHandle;
 
 /// A request, as it came.
 #[derive(Debug, Clone)]
-pub(crate) struct Request {
+pub struct Request {
     /// How many came before it.
-    pub(crate) number: usize,
+    pub number: usize,
     head: String,
-    pub(crate) body: Value,
+    /// What it carried.
+    pub body: Value,
 }
 
 impl Request {
-    pub(crate) fn header(&self, name: &str) -> &str {
+    /// A header that it must have.
+    ///
+    /// # Panics
+    /// If it has none of this name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> &str {
         let line = self.head.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             found.eq_ignore_ascii_case(name).then_some(value.trim())
@@ -27,17 +37,19 @@ impl Request {
         line.unwrap_or_else(|| panic!("no {name} in {}", self.head))
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
+    /// Does it have this header?
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
         self.head.lines().any(|line| line.split(':').next().is_some_and(|found| found.eq_ignore_ascii_case(name)))
     }
 }
 
 /// The way back. Dropped without an end, it breaks off.
-pub(crate) struct Reply(TcpStream);
+pub struct Reply(TcpStream);
 
 impl Reply {
     /// A whole answer.
-    pub(crate) async fn whole(mut self, status: u16, headers: &str, body: &str) {
+    pub async fn whole(mut self, status: u16, headers: &str, body: &str) {
         let length = body.len();
         let head = format!("HTTP/1.1 {status} X\r\ncontent-length: {length}\r\nconnection: close\r\n{headers}\r\n");
         self.raw(&head).await;
@@ -45,23 +57,25 @@ impl Reply {
     }
 
     /// An answer that goes on.
-    pub(crate) async fn begin(&mut self, kind: &str) {
+    pub async fn begin(&mut self, kind: &str) {
         let head = format!(
             "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         );
         self.raw(&head).await;
     }
 
-    pub(crate) async fn more(&mut self, text: &str) {
+    /// A piece of it.
+    pub async fn more(&mut self, text: &str) {
         self.raw(&format!("{:x}\r\n{text}\r\n", text.len())).await;
     }
 
-    pub(crate) async fn end(mut self) {
+    /// Its end.
+    pub async fn end(mut self) {
         self.raw("0\r\n\r\n").await;
     }
 
     /// Keeps the connection until the other side closes it.
-    pub(crate) async fn stall(mut self) {
+    pub async fn stall(mut self) {
         let _ = self.0.read(&mut [0]).await;
     }
 
@@ -74,14 +88,19 @@ impl Reply {
 type Script = Arc<dyn Fn(Request, Reply) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// See the module's description. Ends with its test.
-pub(crate) struct Fake {
-    pub(crate) address: SocketAddr,
+pub struct Fake {
+    /// Where it listens, on loopback.
+    pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
     serving: JoinHandle<()>,
 }
 
 impl Fake {
-    pub(crate) async fn start<F>(script: impl Fn(Request, Reply) -> F + Send + Sync + 'static) -> Self
+    /// Serves by this script; each request on its own.
+    ///
+    /// # Panics
+    /// If there is no loopback.
+    pub async fn start<F>(script: impl Fn(Request, Reply) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -110,11 +129,18 @@ impl Fake {
         Self { address, seen, serving }
     }
 
-    pub(crate) fn url(&self, path: &str) -> String {
+    /// The URL of a path here.
+    #[must_use]
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn seen(&self) -> Vec<Request> {
+    /// The requests so far.
+    ///
+    /// # Panics
+    /// If a script has.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Request> {
         self.seen.lock().expect("not poisoned").clone()
     }
 }
@@ -142,6 +168,7 @@ async fn read(socket: &mut TcpStream) -> Option<(String, Value)> {
 }
 
 /// An event of a model's stream with this delta.
-pub(crate) fn chunk(delta: &Value, finish: Option<&str>) -> String {
+#[must_use]
+pub fn chunk(delta: &Value, finish: Option<&str>) -> String {
     format!("data: {}\n\n", serde_json::json!({ "choices": [{ "index": 0, "delta": delta, "finish_reason": finish }] }))
 }

@@ -103,9 +103,4 @@ impl Timeline {
             figure(step.p99_ms)
         )
     }
-
-    /// A figure of all steps over time.
-    pub(super) fn points(&self, figure: impl Fn(&Step) -> Option<f64>) -> Vec<(f64, f64)> {
-        self.steps.iter().filter_map(|step| Some((step.at_s, figure(step)?))).collect()
-    }
 }

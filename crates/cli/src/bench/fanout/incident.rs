@@ -41,7 +41,7 @@ pub(in crate::bench) const GATHER_US: u64 = 1_000;
 /// Messages of the bare loop at the end.
 const BARE_MESSAGES: u64 = 40;
 /// What the nodes count that is of interest.
-const METRICS: [&str; 7] = [
+const METRICS: [&str; 9] = [
     "conch_catch_ups_total",
     "conch_catch_up_reads_total",
     "conch_resyncs_total",
@@ -49,6 +49,8 @@ const METRICS: [&str; 7] = [
     "conch_live_events_dropped_total",
     "conch_deliveries_total",
     "conch_shed_rung",
+    "conch_shed_total",
+    "conch_catch_up_shared_total",
 ];
 
 #[derive(Debug, Serialize)]
@@ -72,6 +74,8 @@ struct Report {
     /// Whether every session has every message.
     sessions_checked: Checked,
     out_of_order: u64,
+    /// Of a channel that a session had left, and not joined again yet.
+    late: u64,
     resyncs: u64,
     sessions_ended: u64,
     sessions_returned: u64,
@@ -186,6 +190,7 @@ async fn measure(args: &FanoutArgs, gateways: &Gateways) -> Result<Report, Failu
         deliveries,
         sessions_checked: checked,
         out_of_order,
+        late: timeline.all.late,
         resyncs,
         sessions_ended: timeline.all.ended,
         sessions_returned: timeline.all.returned,

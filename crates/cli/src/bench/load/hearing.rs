@@ -128,6 +128,10 @@ impl Pool {
             let before = seq.saturating_sub(1);
             (place.base, place.last) = (Some(before), before);
         }
+        if place.is_left {
+            self.tally.late += 1;
+            return;
+        }
         if seq <= place.last {
             self.tally.out_of_order += 1;
             return;
@@ -148,6 +152,7 @@ impl Pool {
     /// A join was accepted.
     fn accepted(&mut self, index: usize, slot: usize, head: u64, now_ns: u64) {
         let place = &mut self.places[index * self.layout.width() + slot];
+        place.is_left = false;
         if place.base.is_none() && self.ears.log.is_some() {
             (place.base, place.last) = (Some(head), head);
         }

@@ -135,6 +135,8 @@ pub(super) struct Delivered {
     pub(super) most: u64,
     /// Messages whose seq was not above the one before.
     pub(super) out_of_order: u64,
+    /// Messages of a channel that a session had left, and not joined again yet.
+    pub(super) late: u64,
     /// Sockets of joined sessions that ended.
     pub(super) ended: u64,
     /// Sessions that came back and were caught up.
@@ -179,6 +181,7 @@ impl Delivered {
         self.least = self.least.min(other.least);
         self.most = self.most.max(other.most);
         self.out_of_order += other.out_of_order;
+        self.late += other.late;
         self.ended += other.ended;
         self.returned += other.returned;
         self.refused += other.refused;

@@ -143,6 +143,7 @@ impl Pool {
             0 => self.ears.push(topic, 't', "typing", "{}"),
             _ => {
                 self.sessions[index].unanswered += 1;
+                self.places[index * self.layout.width()].is_left = true;
                 self.ears.push(topic, 'l', "phx_leave", "{}")
             }
         };

@@ -77,6 +77,8 @@ pub(super) struct Place {
     pub(super) last: u64,
     /// Messages.
     pub(super) count: u64,
+    /// Whether it was left, and not joined again yet: what still comes of it then is not looked at.
+    pub(super) is_left: bool,
 }
 
 /// Which session has which channels: perhaps the common one (topic 0), and `each` of the `of` others, in turn.

@@ -34,11 +34,12 @@ const ARRIVE: usize = 30;
 /// The load generator waits so long for more after a short batch, in microseconds.
 const GATHER_US: u64 = 1_000;
 /// What the nodes that are left count meanwhile.
-const METRICS: [&str; 8] = [
+const METRICS: [&str; 9] = [
     "conch_catch_ups_total",
     "conch_catch_up_reads_total",
-    "conch_catch_up_reads_shared_total",
+    "conch_catch_up_shared_total",
     "conch_catch_up_waits_total",
+    "conch_catch_up_resyncs_total",
     "conch_resyncs_total",
     "conch_slow_sessions_total",
     "conch_refusals_total",
@@ -97,12 +98,15 @@ pub(super) struct StormArgs {
     /// No servers, but a model of them: with and without a window (--jitter-ms, by default 30,000).
     #[arg(long, conflicts_with_all = ["kill", "store", "set", "others"])]
     model: bool,
-    /// The model: joins a second of one gateway, 1 to 1,000,000.
+    /// The model: joins a second of one gateway that does nothing else, 1 to 1,000,000.
     #[arg(long, default_value_t = 1_500, requires = "model", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     joins: u32,
     /// The model: range reads a second of one gateway, 1 to 1,000,000.
     #[arg(long, default_value_t = 100, requires = "model", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     reads: u32,
+    /// The model: percent of a gateway that deliveries to the sessions it has take, 0 to 99.
+    #[arg(long, default_value_t = 60, requires = "model", value_parser = clap::value_parser!(u32).range(0..=99))]
+    delivering: u32,
     /// The model: of a thousand sessions so many need a read, 0 to 1,000.
     #[arg(long, default_value_t = 50, requires = "model", value_parser = clap::value_parser!(u32).range(0..=1_000))]
     misses: u32,
@@ -375,6 +379,7 @@ fn model(args: &StormArgs, output: &Output) -> Result<(), Failure> {
         sessions: args.sessions as usize,
         gateways: args.gateways as usize,
         joins_per_second: f64::from(args.joins),
+        delivering_permille: args.delivering * 10,
         reads_per_second: f64::from(args.reads),
         ring_misses_permille: u64::from(args.misses),
         shared_reads_ms: 100,
@@ -393,8 +398,9 @@ fn model(args: &StormArgs, output: &Output) -> Result<(), Failure> {
         let all =
             course.all_back_ms.map_or("not within 10 minutes".to_owned(), |ms| format!("{:.1} s", ms as f64 / 1e3));
         format!(
-            "all back after {all}; {} joins, {} of them in vain, {} refused; at most {} wait at one gateway; {} reads",
-            course.joins, course.in_vain, course.refused, course.queued_max, course.reads
+            "all back after {all}; deliveries up to {:.0} ms late; {} joins, {} of them in vain, {} refused; at most {} wait at \
+             one gateway; {} reads",
+            course.late_max_ms, course.joins, course.in_vain, course.refused, course.queued_max, course.reads
         )
     };
     let Parameters { sessions, gateways, joins_per_second, jitter_ms, .. } = result.parameters;
@@ -410,25 +416,24 @@ fn model(args: &StormArgs, output: &Output) -> Result<(), Failure> {
 }
 
 fn plot_model(result: &Modelled) -> Plot {
-    let line = |name: &str, side, course: &Course, figure: &dyn Fn(&model::Moment) -> usize| Line {
+    let line = |name: &str, side, course: &Course, figure: &dyn Fn(&model::Moment) -> f64| Line {
         name: name.to_owned(),
         side,
-        points: course.moments.iter().map(|moment| (moment.at_ms as f64 / 1e3, figure(moment) as f64)).collect(),
+        points: course.moments.iter().map(|moment| (moment.at_ms as f64 / 1e3, figure(moment))).collect(),
     };
-    let Parameters { sessions, gateways, joins_per_second, jitter_ms, .. } = result.parameters;
+    let Parameters { sessions, gateways, jitter_ms, .. } = result.parameters;
     let window = format!("window of {} s", jitter_ms as f64 / 1e3);
+    let (spread, at_once) = (&result.with_window, &result.at_once);
     Plot {
-        title: format!(
-            "{sessions} sessions come back to {gateways} gateways, {joins_per_second:.0} joins a second each (model)"
-        ),
+        title: format!("{sessions} sessions come back to {gateways} gateways (model)"),
         across: "seconds since they lost their gateway".to_owned(),
         left: "sessions that are back".to_owned(),
-        right: "attempts that wait".to_owned(),
+        right: "deliveries to the others are late by, ms".to_owned(),
         lines: vec![
-            line(&format!("back, {window}"), Side::Left, &result.with_window, &|moment| moment.back),
-            line("back, at once", Side::Left, &result.at_once, &|moment| moment.back),
-            line(&format!("waiting, {window}"), Side::Right, &result.with_window, &|moment| moment.queued),
-            line("waiting, at once", Side::Right, &result.at_once, &|moment| moment.queued),
+            line(&format!("back, {window}"), Side::Left, spread, &|moment| moment.back as f64),
+            line("back, at once", Side::Left, at_once, &|moment| moment.back as f64),
+            line(&format!("late, {window}"), Side::Right, spread, &|moment| moment.late_ms),
+            line("late, at once", Side::Right, at_once, &|moment| moment.late_ms),
         ],
         marks: Vec::new(),
     }

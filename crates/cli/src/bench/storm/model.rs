@@ -1,8 +1,9 @@
 //! A model of the return of many sessions to few gateways: no sockets, no clock, no chance but a seed's.
 //!
-//! Each gateway does joins and range reads at so many a second, in the order of their arrival, and holds so many attempts in
-//! its queue; one over that is refused, and comes back after a pause that grows. An attempt that waits longer than a client does
-//! is given up by its client, but not by the queue, which does its work in vain: that is how a storm feeds itself.
+//! Each gateway has one unit of work a second. Deliveries to the sessions that it has take a share of it; joins take what a
+//! join costs, in the order of their arrival; where both wait, each gets half. It holds so many attempts in its queue; one over
+//! that is refused, and comes back after a pause that grows. An attempt that waits longer than a client does is given up by its
+//! client, but not by the queue, which does its work in vain: that is how a storm feeds itself. Deliveries that wait are late.
 //!
 //! Invariant: in each step every session is in exactly one place (waiting at home, in a queue, back), and work never exceeds
 //! the capacity. Equal parameters give an equal course.
@@ -28,8 +29,10 @@ pub(super) struct Parameters {
     pub(super) sessions: usize,
     /// Gateways that are left.
     pub(super) gateways: usize,
-    /// Joins a second that one of them does.
+    /// Joins a second that one of them does while it does nothing else.
     pub(super) joins_per_second: f64,
+    /// Thousandths of a gateway that deliveries to the sessions it has take.
+    pub(super) delivering_permille: u32,
     /// Range reads a second that one of them does.
     pub(super) reads_per_second: f64,
     /// Sessions out of a thousand whose missing records are not in the ring, so that a read is needed.
@@ -54,8 +57,8 @@ pub(super) struct Moment {
     pub(super) back: usize,
     /// Attempts that wait at all gateways together.
     pub(super) queued: usize,
-    /// Attempts that came since the moment before.
-    pub(super) attempts: u64,
+    /// How late deliveries are, at the gateway where they are latest, in milliseconds.
+    pub(super) late_ms: f64,
 }
 
 /// How it went.
@@ -73,6 +76,8 @@ pub(super) struct Course {
     pub(super) reads: u64,
     /// Most attempts that waited at one gateway.
     pub(super) queued_max: usize,
+    /// How late deliveries to those who never left were at the worst, in milliseconds.
+    pub(super) late_max_ms: f64,
     #[serde(skip)]
     pub(super) moments: Vec<Moment>,
 }
@@ -95,7 +100,10 @@ struct Session {
 #[derive(Debug, Default)]
 struct Gateway {
     queue: VecDeque<Attempt>,
-    joins_left: f64,
+    /// Work for joins that is paid for and not done, in milliseconds.
+    joins_ms: f64,
+    /// Work of deliveries that waits, in milliseconds.
+    deliveries_ms: f64,
     reads_left: f64,
     /// When the read that is shared was begun.
     read_at_ms: Option<u64>,
@@ -117,7 +125,6 @@ struct Model {
     due: Vec<Vec<Event>>,
     course: Course,
     back: usize,
-    came: u64,
 }
 
 /// The whole course.
@@ -135,10 +142,10 @@ pub(super) fn run(parameters: Parameters) -> Course {
             refused: 0,
             reads: 0,
             queued_max: 0,
+            late_max_ms: 0.0,
             moments: Vec::new(),
         },
         back: 0,
-        came: 0,
     };
     for session in 0..parameters.sessions {
         let at_ms = model.random.below(parameters.jitter_ms);
@@ -189,7 +196,6 @@ impl Model {
         let Parameters { queue, patience_ms, gateways, .. } = self.parameters;
         let gateway = usize::try_from(self.random.below(gateways as u64)).unwrap_or(0);
         self.sessions[session].attempts += 1;
-        self.came += 1;
         if self.gateways[gateway].queue.len() >= queue {
             self.course.refused += 1;
             return self.fail(session, at_ms);
@@ -214,14 +220,30 @@ impl Model {
     }
 
     fn work(&mut self, number: usize, at_ms: u64) {
-        let Parameters { joins_per_second, reads_per_second, shared_reads_ms, ring_misses_permille, .. } =
-            self.parameters;
+        let Parameters { reads_per_second, delivering_permille, .. } = self.parameters;
         let gateway = &mut self.gateways[number];
-        let share = STEP_MS as f64 / 1_000.0;
-        // What was not used is not kept: an idle second makes nobody faster.
-        gateway.joins_left = gateway.joins_left.min(1.0) + joins_per_second * share;
-        gateway.reads_left = gateway.reads_left.min(1.0) + reads_per_second * share;
-        while gateway.joins_left >= 1.0
+        let step_ms = STEP_MS as f64;
+        gateway.deliveries_ms += step_ms * f64::from(delivering_permille) / 1_000.0;
+        gateway.reads_left = gateway.reads_left.min(1.0) + reads_per_second * step_ms / 1_000.0;
+        // Joins get half while both wait, and else what deliveries leave. What is not used is not kept for later: an idle
+        // second makes nobody faster.
+        let share_ms = (step_ms / 2.0).max(step_ms - gateway.deliveries_ms);
+        let cost_ms = 1_000.0 / self.parameters.joins_per_second;
+        let granted_ms = gateway.joins_ms.min(cost_ms) + share_ms;
+        gateway.joins_ms = granted_ms;
+        self.joins(number, at_ms, cost_ms);
+        let gateway = &mut self.gateways[number];
+        let used_ms = (granted_ms - gateway.joins_ms).min(step_ms);
+        gateway.deliveries_ms = (gateway.deliveries_ms - (step_ms - used_ms)).max(0.0);
+        let late_ms = self.late_ms();
+        self.course.late_max_ms = self.course.late_max_ms.max(late_ms);
+    }
+
+    /// Joins for the work that was granted.
+    fn joins(&mut self, number: usize, at_ms: u64, cost_ms: f64) {
+        let Parameters { shared_reads_ms, ring_misses_permille, .. } = self.parameters;
+        let gateway = &mut self.gateways[number];
+        while gateway.joins_ms >= cost_ms
             && let Some(attempt) = gateway.queue.front().copied()
         {
             let is_wanted = self.sessions[attempt.session].attempts == attempt.number;
@@ -236,7 +258,7 @@ impl Model {
                     self.course.reads += 1;
                 }
             }
-            gateway.joins_left -= 1.0;
+            gateway.joins_ms -= cost_ms;
             gateway.queue.pop_front();
             self.course.joins += 1;
             if is_wanted {
@@ -248,9 +270,16 @@ impl Model {
         }
     }
 
+    /// How old the oldest delivery is that waits, at the gateway where that is worst. One step is no delay but the model's grain.
+    fn late_ms(&self) -> f64 {
+        let share = f64::from(self.parameters.delivering_permille) / 1_000.0;
+        let waiting_ms = self.gateways.iter().map(|gateway| gateway.deliveries_ms).fold(0.0, f64::max);
+        if share > 0.0 { waiting_ms / share } else { 0.0 }
+    }
+
     fn note(&mut self, at_ms: u64) {
         let queued = self.gateways.iter().map(|gateway| gateway.queue.len()).sum();
-        let moment = Moment { at_ms, back: self.back, queued, attempts: std::mem::take(&mut self.came) };
+        let moment = Moment { at_ms, back: self.back, queued, late_ms: self.late_ms() };
         self.course.moments.push(moment);
     }
 }
@@ -262,8 +291,9 @@ mod tests {
     fn parameters(jitter_ms: u64) -> Parameters {
         Parameters {
             sessions: 30_000,
-            gateways: 2,
+            gateways: 3,
             joins_per_second: 1_500.0,
+            delivering_permille: 600,
             reads_per_second: 100.0,
             ring_misses_permille: 50,
             shared_reads_ms: 100,
@@ -287,7 +317,7 @@ mod tests {
             let end_ms = course.all_back_ms.expect("they are back");
             assert_eq!(course.moments.last().map(|moment| moment.back), Some(30_000));
             assert_eq!(course.joins - course.in_vain, 30_000, "{course:?}");
-            let most = 2.0 * 1_500.0 * (end_ms + STEP_MS) as f64 / 1_000.0 + 2.0;
+            let most = 3.0 * 1_500.0 * (end_ms + STEP_MS) as f64 / 1_000.0 + 3.0;
             assert!(course.joins as f64 <= most, "{} joins in {end_ms} ms", course.joins);
             assert!(course.moments.is_sorted_by_key(|moment| moment.back));
         }
@@ -298,6 +328,7 @@ mod tests {
         let (at_once, spread) = (run(parameters(0)), run(parameters(30_000)));
         assert_eq!(spread.in_vain + spread.refused, 0);
         assert!(at_once.in_vain > 5_000, "{}", at_once.in_vain);
+        assert!(at_once.late_max_ms > 1_000.0 && spread.late_max_ms < 100.0, "{at_once:?} and {spread:?}");
         assert!(at_once.queued_max > 10 * spread.queued_max.max(1), "{} and {}", at_once.queued_max, spread.queued_max);
     }
 

@@ -44,7 +44,8 @@ fn the_sessions_of_a_killed_gateway_come_back_without_a_gap() {
     let done = Done::of(command.output().expect("the binary starts"));
     assert_eq!(done.code, 0, "{done:?}");
     let report = done.line();
-    assert_eq!((&report["lost"], &report["returned"]), (&json!(80), &json!(80)), "{report}");
+    assert!(report["lost"].as_u64().expect("a count") >= 80, "{report}");
+    assert_eq!(report["returned"], report["lost"], "{report}");
     assert!(report["all_back_s"].is_number(), "{report}");
     assert_eq!(report["sessions_checked"], whole(240), "{report}");
     assert_eq!((&report["out_of_order"], &report["gave_up"]), (&json!(0), &json!(0)), "{report}");

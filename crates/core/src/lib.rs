@@ -8,6 +8,7 @@
 
 pub mod balance;
 pub mod body;
+pub mod coalesce;
 pub mod conversation;
 pub mod death;
 pub mod due;
@@ -25,6 +26,7 @@ pub mod record;
 pub mod refusal;
 pub mod ring;
 pub mod sequencer;
+pub mod shed;
 pub mod time;
 pub mod turn;
 pub mod verify;

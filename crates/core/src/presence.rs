@@ -2,7 +2,7 @@
 //!
 //! Invariants: a client that starts from a state and applies every later diff has exactly the current state, whatever
 //! came and went in between; below the threshold changes are told as diffs, above it only as a count, so that a rush
-//! costs O(1) messages a window; and whoever another gateway shows is shown here until an owner says otherwise, so that
+//! costs O(1) messages a window, and under pressure as a count or not at all; and whoever another gateway shows is shown here until an owner says otherwise, so that
 //! nobody flaps while the conversation changes its owner. Deliberately absent: timers (the shell calls
 //! [`Presence::flush`]), and the merging of gateways' shards ([`merge`]), which is the owner's.
 
@@ -48,6 +48,17 @@ pub enum Mode {
     Full,
     /// Only how many.
     Count,
+}
+
+/// How much of presence clients are told at most: what a gateway under pressure leaves of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Telling {
+    /// Nothing.
+    Nothing,
+    /// Only how many.
+    Counts,
+    /// Everybody by name, below the threshold.
+    Names,
 }
 
 /// An event for clients, with its compact JSON payload.
@@ -111,6 +122,7 @@ pub struct Presence {
     /// Subjects and metas in `changes`.
     change_size: usize,
     mode: Mode,
+    telling: Telling,
     /// A diff would not do: the next flush tells the state.
     state_is_due: bool,
     /// Since when the number has been low enough to tell diffs again.
@@ -137,9 +149,24 @@ impl Presence {
             changes: BTreeMap::new(),
             change_size: 0,
             mode: Mode::Full,
+            telling: Telling::Names,
             state_is_due: false,
             calm_since: None,
             counted: None,
+        }
+    }
+
+    /// No more than this is told from now on. Names come back as after a crowd: once the number, and the pressure, have been
+    /// low for [`CALM`].
+    pub fn tell_at_most(&mut self, telling: Telling) {
+        self.telling = telling;
+        if telling < Telling::Names {
+            self.begin_to_count();
+            self.calm_since = None;
+        }
+        if telling == Telling::Nothing {
+            // The first count afterwards is news to everybody.
+            self.counted = None;
         }
     }
 
@@ -228,13 +255,16 @@ impl Presence {
         self.mode
     }
 
-    /// What a session is told when it has joined: the state, or the count.
+    /// What a session is told when it has joined: the state, or the count; nothing while presence is not told.
     #[must_use]
-    pub fn greeting(&mut self) -> Announcement {
-        match self.mode {
+    pub fn greeting(&mut self) -> Option<Announcement> {
+        if self.telling == Telling::Nothing {
+            return None;
+        }
+        Some(match self.mode {
             Mode::Full => Announcement::State(self.state_json()),
             Mode::Count => self.count_announcement(),
-        }
+        })
     }
 
     /// Everybody who is here, as a client is shown them. Whoever gets this must get the later flushes too.
@@ -261,6 +291,9 @@ impl Presence {
     #[must_use]
     pub fn flush(&mut self, now: Monotonic) -> Option<Announcement> {
         self.settle(now);
+        if self.telling == Telling::Nothing {
+            return None;
+        }
         if self.mode == Mode::Count {
             return self.flush_count(now);
         }
@@ -283,7 +316,7 @@ impl Presence {
     }
 
     fn flush_count(&mut self, now: Monotonic) -> Option<Announcement> {
-        if self.is_calm() && self.outgoing.wanted == Wanted::Names {
+        if self.is_calm() && self.outgoing.wanted == Wanted::Names && self.telling == Telling::Names {
             let since = *self.calm_since.get_or_insert(now);
             if now.since(since) >= CALM {
                 self.mode = Mode::Full;

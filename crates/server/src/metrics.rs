@@ -21,7 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-pub use labels::{ClaimOutcome, EndedTurn, LinkOutcome, LinkRefusal, LiveTurn, Queue};
+pub use labels::{ClaimOutcome, EndedTurn, LinkOutcome, LinkRefusal, LiveTurn, Queue, Shed};
 
 /// Most routes that get a label of their own; any further one counts as `other`.
 pub const ROUTES_MAX: usize = 64;
@@ -174,6 +174,10 @@ metrics! {
     pub live_dropped: Counter = Counter::default(), "live_events_dropped";
     /// Sessions told to load the latest page and continue from there.
     pub resyncs: Counter = Counter::default(), "resyncs";
+    /// What is shed: 0 nothing, 1 typing, 2 presence by name, 3 presence, 4 windows grow, 5 catch-up slows, 6 newcomers.
+    pub shed_rung: Gauge = Gauge::default(), "shed_rung";
+    /// What was shed, by what.
+    shed: Family<Label, Counter> = Family::default(), "shed";
     /// Sessions caught up record by record.
     pub catch_ups: Counter = Counter::default(), "catch_ups";
     /// Turns that have not ended, by state.
@@ -198,6 +202,9 @@ impl Metrics {
         }
         for queue in Queue::ALL {
             drop(metrics.limit_hits.get_or_create(&queue.label()));
+        }
+        for what in Shed::ALL {
+            drop(metrics.shed.get_or_create(&what.label()));
         }
         for outcome in ClaimOutcome::ALL {
             drop(metrics.claims.get_or_create(&outcome.label()));
@@ -233,6 +240,11 @@ impl Metrics {
     /// Counts that something was at its limit.
     pub fn limit_hit(&self, queue: Queue) {
         self.limit_hits.get_or_create(&queue.label()).inc();
+    }
+
+    /// Counts that something was shed.
+    pub fn shed(&self, what: Shed) {
+        self.shed.get_or_create(&what.label()).inc();
     }
 
     /// Counts an attempt to own a conversation.

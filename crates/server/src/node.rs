@@ -15,6 +15,7 @@ use crate::cluster::nodes::Nodes;
 use crate::events::{Event, Events, WhyReleased};
 use crate::link::Peer;
 use crate::metrics::Metrics;
+use crate::pressure::Pressure;
 use crate::rules::Rules;
 use crate::seams::Seams;
 
@@ -129,6 +130,8 @@ pub struct Node {
     pub limits: OwnerLimits,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// How hard it works, and what it sheds.
+    pub pressure: Pressure,
     /// The nodes, as membership last saw them.
     pub nodes: Nodes,
     /// What happened to ownership lately.

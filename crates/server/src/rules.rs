@@ -61,6 +61,8 @@ pub enum Rule {
     FewHandOverAtOnce,
     /// A socket is given one page of history at a time, and none while it has not taken the one before.
     OneUnreadPage,
+    /// A gateway under pressure sheds.
+    PressureSheds,
     /// A turn is run whether or not anybody watches.
     TurnsNeedNoViewer,
     /// Whoever resumes is shown only what lies after its position.
@@ -77,6 +79,10 @@ pub enum Rule {
     CheckpointsForget,
     /// A session is thawed from its checkpoint.
     CheckpointsAreUsed,
+    /// A session that is added to its worker's is shown what is handed over from then on (D2).
+    ShownFromAdding,
+    /// A session that moves to another group of its window is shown at once what waits for it (D2).
+    MovedIsShown,
 }
 
 /// The rules that hold.

@@ -1,11 +1,13 @@
 //! A node and a gateway for this crate's tests, over a store in memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use conch_core::body::Body;
 use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::record::{Draft, RecordKind};
+use conch_core::shed::Rung;
 use conch_store::memory::MemoryStore;
 use conch_store::{NewConversation, NodeRow, Registration, Store};
 
@@ -24,6 +26,7 @@ use crate::link::notices::Notices;
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
 use crate::people::People;
+use crate::pressure::Pressure;
 use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
@@ -50,6 +53,7 @@ pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
         validity: Validity::default(),
         limits: config.owner_limits(),
         metrics: Arc::new(Metrics::new()),
+        pressure: Pressure::default(),
     })
 }
 
@@ -80,6 +84,16 @@ pub(crate) async fn create(node: &Node, id: &str, kind: ConversationKind) -> Con
 pub(crate) fn message(key: &str) -> Draft {
     let body = Body::of(&serde_json::json!({"text": "hi"}));
     Draft::new(RecordKind::Message, "alice".parse().expect("valid"), key.parse().expect("valid"), body)
+}
+
+/// Puts so much pressure on a node, in its future, that it sheds as this rung says.
+pub(crate) fn press(node: &Node, rung: Rung) {
+    let mut now = node.seams.now();
+    while node.pressure.rung() < rung {
+        node.pressure.busy(0, Duration::from_millis(250));
+        now = now + Duration::from_millis(250);
+        node.pressure.look(now);
+    }
 }
 
 /// How often a limit was hit, as the metrics say.

@@ -20,6 +20,7 @@ use conch_server::link::service::NodeService;
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, OwnerLimits, Validity};
 use conch_server::people::People;
+use conch_server::pressure::Pressure;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
 use conch_server::turn::agent::TurnAgent;
@@ -231,6 +232,7 @@ impl Machine {
             validity: Validity::default(),
             limits: limits.owner,
             metrics: Arc::new(Metrics::default()),
+            pressure: Pressure::default(),
             nodes: Nodes::default(),
             events: Events::new(process.seams().clock),
             rules: Rules::without(&self.site.removed.routing),

@@ -30,13 +30,13 @@ fn joins_and_leaves_are_told_once() {
     presence.join(3, &subject("alice"), None);
     assert_eq!(
         presence.greeting(),
-        Announcement::State(
+        Some(Announcement::State(
             concat!(
                 r#"{"alice":{"metas":[{"phx_ref":"abc.0","name":"Al \"A\""},{"phx_ref":"abc.2"}]},"#,
                 r#""bob":{"metas":[{"phx_ref":"abc.1"}]}}"#
             )
             .to_owned()
-        )
+        ))
     );
     let joins = concat!(
         r#"{"joins":{"alice":{"metas":[{"phx_ref":"abc.0","name":"Al \"A\""},{"phx_ref":"abc.2"}]},"#,
@@ -97,7 +97,7 @@ fn a_crowd_is_only_counted() {
     assert_eq!(presence.mode(), Mode::Full);
     crowd(&mut presence, 9..10);
     assert_eq!(presence.mode(), Mode::Count);
-    assert_eq!(Some(presence.greeting()), count(10));
+    assert_eq!(presence.greeting(), count(10));
     assert_eq!(presence.flush(at_s(0)), count(10));
     crowd(&mut presence, 10..12);
     assert_eq!(presence.flush(at_s(9)), None, "at most every 10 s");
@@ -118,6 +118,30 @@ fn a_crowd_is_only_counted() {
     assert_eq!(state.payload().matches("phx_ref").count(), 7);
     presence.leave(5);
     assert_eq!(presence.flush(at_s(82)), diff(r#"{"joins":{},"leaves":{"s5":{"metas":[{"phx_ref":"1.5"}]}}}"#));
+}
+
+#[test]
+fn under_pressure_it_is_a_count_and_then_nothing_and_names_come_back_late() {
+    let mut presence = Presence::new(1, 10);
+    presence.join(1, &subject("a"), None);
+    let _ = presence.flush(at_s(0));
+    presence.tell_at_most(Telling::Counts);
+    assert_eq!((presence.greeting(), presence.flush(at_s(1))), (count(1), count(1)));
+    presence.join(2, &subject("b"), None);
+    assert_eq!(presence.flush(at_s(10)), None, "at most every 10 s");
+    assert_eq!(presence.flush(at_s(11)), count(2));
+    presence.tell_at_most(Telling::Nothing);
+    presence.join(3, &subject("c"), None);
+    assert_eq!((presence.greeting(), presence.flush(at_s(60)), presence.count()), (None, None, 3));
+    presence.tell_at_most(Telling::Counts);
+    assert_eq!(presence.flush(at_s(61)), count(3));
+    presence.tell_at_most(Telling::Names);
+    assert_eq!((presence.mode(), presence.flush(at_s(62))), (Mode::Count, None));
+    presence.tell_at_most(Telling::Counts);
+    presence.tell_at_most(Telling::Names);
+    assert_eq!(presence.flush(at_s(72)), None, "the calm began anew");
+    let state = presence.flush(at_s(82)).expect("the state");
+    assert_eq!((state.event(), state.payload().matches("phx_ref").count()), ("presence_state", 3));
 }
 
 #[test]
@@ -174,6 +198,8 @@ enum Step {
     Watch,
     /// So many seconds pass.
     Flush(u64),
+    /// The pressure changes.
+    Tell(Telling),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -182,6 +208,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0_u64..40).prop_map(Step::Leave),
         1 => Just(Step::Watch),
         2 => (0_u64..6).prop_map(Step::Flush),
+        1 => prop_oneof![1 => Just(Telling::Nothing), 1 => Just(Telling::Counts), 3 => Just(Telling::Names)].prop_map(Step::Tell),
     ];
     proptest::collection::vec(step, 0..150)
 }
@@ -205,9 +232,10 @@ proptest! {
                     model.remove(&session);
                 }
                 Step::Watch => watchers.push(match presence.greeting() {
-                    Announcement::State(json) => Some(object(&json)),
+                    Some(Announcement::State(json)) => Some(object(&json)),
                     _ => None,
                 }),
+                Step::Tell(telling) => presence.tell_at_most(telling),
                 Step::Flush(seconds) => {
                     now += seconds;
                     let told = presence.flush(at_s(now));

@@ -21,6 +21,7 @@ use crate::hub::{Hubs, Join};
 use crate::link::{Hops, NoLink};
 use crate::metrics::Metrics;
 use crate::node::{Node, Validity};
+use crate::pressure::Pressure;
 use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
@@ -55,6 +56,7 @@ impl CanaryNode {
             limits: config.owner_limits(),
             rules: Rules::default(),
             metrics: Arc::new(Metrics::new()),
+            pressure: Pressure::default(),
             nodes: Nodes::default(),
             events: Events::new(Arc::clone(&seams.clock)),
             seams,

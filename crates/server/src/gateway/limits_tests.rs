@@ -86,3 +86,45 @@ async fn sockets_and_streams_over_the_limit_are_counted() {
     drop(held);
     assert!(gateway.take_socket_slot().is_some() && gateway.take_stream_slot().is_some());
 }
+
+/// Asks for a socket, or for a stream as an EventSource does, with a good token.
+async fn come(gateway: &Gateway, path: &str, headers: &[(http::HeaderName, &str)]) -> Response {
+    let (_, login) = post(gateway, "/dev/login", Body::from(r#"{"name":"Alice"}"#)).await;
+    let token = login["token"].as_str().expect("a token");
+    let peer: SocketAddr = "127.0.0.1:1".parse().expect("an address");
+    let mut request = Request::builder().uri(path).header(header::HOST, "localhost").extension(ConnectInfo(peer));
+    request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+    for (name, value) in headers {
+        request = request.header(name, *value);
+    }
+    let request = request.body(Body::empty()).expect("a request");
+    gateway.service().oneshot(request).await.expect("infallible")
+}
+
+#[tokio::test]
+async fn under_too_much_load_nobody_new_is_let_in() {
+    let gateway = testing::gateway(&Config::default());
+    let socket = [
+        (header::CONNECTION, "Upgrade"),
+        (header::UPGRADE, "websocket"),
+        (header::SEC_WEBSOCKET_VERSION, "13"),
+        (header::SEC_WEBSOCKET_KEY, "AAAAAAAAAAAAAAAAAAAAAA=="),
+    ];
+    let socket_path = "/socket/websocket?vsn=2.0.0";
+    let event_source = [(header::ACCEPT, "text/event-stream")];
+    testing::press(gateway.node(), Rung::CatchUpSlows);
+    assert_eq!(come(&gateway, socket_path, &socket).await.status(), StatusCode::SWITCHING_PROTOCOLS);
+    testing::press(gateway.node(), Rung::NoNewcomers);
+    let refused = come(&gateway, socket_path, &socket).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key(header::RETRY_AFTER));
+    for path in ["/v1/stream", "/v1/conversations/c/stream"] {
+        assert_eq!(come(&gateway, path, &[]).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let told = come(&gateway, path, &event_source).await;
+        assert_eq!(told.status(), StatusCode::OK, "an EventSource comes back only after this");
+        let text = told.into_body().collect().await.expect("it ends").to_bytes();
+        let text = std::str::from_utf8(&text).expect("text");
+        assert!(text.contains("retry:") && text.contains("event: reconnect"), "{text}");
+    }
+    assert!(metric(&gateway, "conch_shed_total{what=\"newcomers\"} 5"));
+}

@@ -42,6 +42,7 @@ use axum::routing::{get, post, put};
 use conch_core::ids::AgentName;
 use conch_core::limit::SenderLimits;
 use conch_core::refusal::{Code, Refusal};
+use conch_core::shed::Rung;
 use conch_core::time::Monotonic;
 use http::request::Parts;
 use http::{HeaderMap, Method, Uri, header};
@@ -57,7 +58,7 @@ use crate::config::{Limits, Rate};
 use crate::cursors::Cursors;
 use crate::hub::Hubs;
 use crate::link::notices::Notices;
-use crate::metrics::Queue;
+use crate::metrics::{Queue, Shed};
 use crate::node::Node;
 use crate::people::People;
 use crate::router::{Router, draining};
@@ -386,6 +387,20 @@ impl Gateway {
             Phase::Serving | Phase::Leaving(_) => Ok(()),
             Phase::ShuttingDown => Err(draining()),
         }
+    }
+
+    /// Whether anybody new is let in.
+    pub(crate) fn refuse_newcomers(&self) -> Result<(), Refusal> {
+        self.refuse_if_draining()?;
+        if self.node().pressure.rung() < Rung::NoNewcomers {
+            return Ok(());
+        }
+        self.node().metrics.shed(Shed::Newcomers);
+        Err(Refusal::retry(
+            Code::Overloaded,
+            "the node is under too much load to let anybody in",
+            self.reconnect_retry(),
+        ))
     }
 
     pub(crate) fn take_socket_slot(&self) -> Option<Slot> {

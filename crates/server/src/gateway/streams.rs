@@ -25,6 +25,7 @@ use super::input::{Path, Query, conversation_ref};
 use super::queue::Queue;
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
+use crate::delivery::Batch;
 use crate::frame::Frame;
 use crate::hub::Join;
 use crate::hub::sink::{FrameSink, Joined, Push, Sink};
@@ -53,6 +54,9 @@ pub(super) async fn conversation(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     let (after, log) = position(&headers, query)?;
+    if let Err(refusal) = gateway.refuse_newcomers() {
+        return Ok(refused(&gateway, &headers, refusal));
+    }
     gateway.require(&principal, Permission::Read, &conversation).await?;
     match open(&gateway, &principal, &conversation, after, log).await {
         Ok(response) => Ok(response),
@@ -101,7 +105,7 @@ pub(super) async fn personal(
     headers: HeaderMap,
     Query(NoQuery {}): Query<NoQuery>,
 ) -> Result<Response, HttpError> {
-    let slot = match gateway.refuse_if_draining().and_then(|()| take_slot(&gateway)) {
+    let slot = match gateway.refuse_newcomers().and_then(|()| take_slot(&gateway)) {
         Ok(slot) => slot,
         Err(refusal) => return Ok(refused(&gateway, &headers, refusal)),
     };
@@ -226,6 +230,11 @@ impl FrameSink for EventSink {
     fn push(&self, frame: &Arc<Frame>) -> Push {
         let event = frame.event_stream();
         self.0.push(event.clone(), event.len(), frame.class())
+    }
+
+    fn push_joined(&self, batch: &Batch) -> Push {
+        let events = batch.event_stream();
+        self.0.push_joined(events.clone(), events.len())
     }
 
     fn room(&self) -> BoxFuture<'static, ()> {

@@ -45,6 +45,8 @@ label! {
         Followers = "followers",
         /// Commands that wait for one hub.
         HubCommands = "hub_commands",
+        /// Frames that wait for a delivery worker, per conversation.
+        Shard = "shard",
         /// How far behind a client may be.
         CatchUp = "catch_up",
         /// Reads for catching up in flight.
@@ -91,6 +93,16 @@ label! {
         LinkHandshakes = "link_handshakes",
         /// Peers that are remembered.
         LinkPeers = "link_peers",
+    }
+}
+
+label! {
+    /// What a gateway under pressure sheds, where it can be counted.
+    Shed = "what" {
+        /// A typing event: one of a client's, or one that was to be shown.
+        Typing = "typing",
+        /// A new socket or stream.
+        Newcomers = "newcomers",
     }
 }
 

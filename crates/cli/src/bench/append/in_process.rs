@@ -15,6 +15,7 @@ use conch_server::events::Events;
 use conch_server::link::NoLink;
 use conch_server::metrics::Metrics;
 use conch_server::node::{Node, Validity};
+use conch_server::pressure::Pressure;
 use conch_server::router::{Parts, Router};
 use conch_server::rules::Rules;
 use conch_server::runtime;
@@ -55,6 +56,7 @@ impl InProcess {
             limits: config.owner_limits(),
             rules: Rules::default(),
             metrics: Arc::new(Metrics::new()),
+            pressure: Pressure::default(),
             nodes: Nodes::default(),
             events: Events::new(Arc::clone(&seams.clock)),
             seams,

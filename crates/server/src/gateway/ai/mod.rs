@@ -92,7 +92,7 @@ pub(super) async fn resume(
         return Ok(nothing());
     }
     let Some(open) = turns::latest(&gateway, &conversation).await?.open else { return Ok(nothing()) };
-    gateway.refuse_if_draining()?;
+    gateway.refuse_newcomers()?;
     let slot = streams::take_slot(&gateway)?;
     Ok(stream::open(&gateway, &principal, &conversation, open.turn, slot).await?)
 }

@@ -76,7 +76,7 @@ fn admit(gateway: &Gateway, request: &Request) -> Result<(HeaderValue, Arc<Princ
         return Err(Refusal::new(Code::InvalidRequest, "vsn: must be 2.0.0"));
     }
     gateway.check_origin(request)?;
-    gateway.refuse_if_draining()?;
+    gateway.refuse_newcomers()?;
     // A bad token is 403 here: stock clients treat every refusal before the upgrade alike.
     let principal = gateway
         .authenticate(request.headers(), request.uri())

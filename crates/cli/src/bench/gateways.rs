@@ -70,17 +70,27 @@ impl Gateways {
         };
         let conversation = format!("bench-{}", uuid::Uuid::now_v7().simple());
         let gateways = Self { cluster, conversation, database };
-        gateways.create(&gateways.conversation, "channel").await?;
-        // One message first: the conversation has an owner, and its own memory is not the sessions'.
-        let path = ["v1", "conversations", &gateways.conversation, "messages"];
-        let body = json!({"client_msg_id": "first", "body": {"text": "the channel is open"}});
-        gateways.cluster.nodes[0].client.attempt(&Request::post(&path, body)).await?;
-        Ok(gateways)
+        match gateways.open().await {
+            Ok(()) => Ok(gateways),
+            Err(failure) => {
+                gateways.end().await;
+                Err(failure)
+            }
+        }
     }
 
-    /// Makes a conversation.
-    async fn create(&self, conversation: &str, kind: &str) -> Result<(), Failure> {
-        let request = Request::put(&["v1", "conversations", conversation], json!({"kind": kind}));
+    async fn open(&self) -> Result<(), Failure> {
+        self.create(&self.conversation).await?;
+        // One message first: the conversation has an owner, and its own memory is not the sessions'.
+        let path = ["v1", "conversations", &self.conversation, "messages"];
+        let body = json!({"client_msg_id": "first", "body": {"text": "the channel is open"}});
+        self.cluster.nodes[0].client.attempt(&Request::post(&path, body)).await?;
+        Ok(())
+    }
+
+    /// Makes a channel.
+    async fn create(&self, conversation: &str) -> Result<(), Failure> {
+        let request = Request::put(&["v1", "conversations", conversation], json!({"kind": "channel"}));
         self.cluster.nodes[0].client.attempt(&request).await?;
         Ok(())
     }
@@ -88,7 +98,7 @@ impl Gateways {
     /// Makes the numbered channels of a load.
     pub(super) async fn create_numbered(&self, name: &str, count: usize) -> Result<(), Failure> {
         let names = (0..count).map(|number| format!("{name}.{number}"));
-        let made = stream::iter(names).map(|name| async move { self.create(&name, "channel").await });
+        let made = stream::iter(names).map(|name| async move { self.create(&name).await });
         made.buffer_unordered(ADDING).try_collect().await
     }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::bare::Bare;
 use super::beside::{Around, Beside};
+use super::framed;
 use crate::bench::gateways::{Crowd, Gateways};
 use crate::bench::histogram::Percentiles;
 use crate::bench::load::{Checked, Delivered, Question};
@@ -56,32 +57,19 @@ const METRICS: [&str; 9] = [
 #[derive(Debug, Serialize)]
 struct Report {
     bench: &'static str,
-    gateways: usize,
-    sessions: usize,
+    #[serde(flatten)]
+    asked: Asked,
     load_processes: usize,
-    ramp_seconds: u32,
-    seconds: u32,
-    rate_per_second: u32,
-    text_bytes: u32,
-    members: u32,
-    stalled: u32,
-    joined: usize,
     sent: u64,
     refused: u64,
     unknown_sends: u64,
     ack: Percentiles,
     deliveries: u64,
+    frame_bytes: u64,
     /// Whether every session has every message.
     sessions_checked: Checked,
-    out_of_order: u64,
-    /// Of a channel that a session had left, and not joined again yet.
-    late: u64,
-    resyncs: u64,
-    sessions_ended: u64,
-    sessions_returned: u64,
-    attempts_refused: u64,
-    gave_up: u64,
-    last_reason: Option<String>,
+    #[serde(flatten)]
+    sockets: Sockets,
     /// Over everything.
     delivery: Percentiles,
     /// Once all are there, at the full rate.
@@ -94,6 +82,50 @@ struct Report {
     memory_bytes_per_session: u64,
     metrics: Vec<(&'static str, Option<f64>)>,
     steps: Vec<Step>,
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Asked {
+    gateways: usize,
+    sessions: u32,
+    ramp_seconds: u64,
+    seconds: u32,
+    rate_per_second: u32,
+    text_bytes: u32,
+    members: u32,
+    stalled: u32,
+}
+
+/// What became of the sessions.
+#[derive(Debug, Clone, Serialize)]
+struct Sockets {
+    joined: usize,
+    out_of_order: u64,
+    /// Messages of a channel that a session had left, and not joined again yet.
+    late: u64,
+    resyncs: u64,
+    sessions_ended: u64,
+    sessions_returned: u64,
+    attempts_refused: u64,
+    gave_up: u64,
+    last_reason: Option<String>,
+}
+
+impl Sockets {
+    fn of(delivered: &Delivered) -> Self {
+        Self {
+            joined: delivered.joined,
+            out_of_order: delivered.out_of_order,
+            late: delivered.late,
+            resyncs: delivered.resyncs,
+            sessions_ended: delivered.ended,
+            sessions_returned: delivered.returned,
+            attempts_refused: delivered.refused,
+            gave_up: delivered.gave_up,
+            last_reason: delivered.why.clone(),
+        }
+    }
 }
 
 /// CPU time at the full rate.
@@ -133,8 +165,8 @@ pub(super) async fn run(args: &FanoutArgs, count: usize, output: &Output) -> Res
     gateways.end().await;
     let mut result = measured?;
     if args.baseline == Baseline::With {
-        let frame_bytes = u64::from(args.bytes) + 300;
-        let cost = Bare::start(args.sessions as usize).await?.round(BARE_MESSAGES, args.rate, frame_bytes).await?;
+        let mut bare = Bare::start(args.sessions as usize).await?;
+        let cost = bare.round(BARE_MESSAGES, args.rate, result.frame_bytes).await?;
         result.cost.bare_cpu_us_per_send = Some(cost);
         result.cost.ratio = Some(result.cost.server_cpu_us_per_delivery / cost);
     }
@@ -148,16 +180,7 @@ async fn measure(args: &FanoutArgs, gateways: &Gateways) -> Result<Report, Failu
     let ramp = Duration::from_secs(args.ramp.unwrap_or(RAMP).into());
     gateways.add_members(args.members as usize).await?;
     let mut around = Around::start(args, gateways, ramp).await?;
-    let more = [("--gather-us", GATHER_US.to_string())];
-    let sessions = Sessions::start(&gateways.wanted(&gateways.conversation, args.sessions as usize, &more))?;
-    let stalled = match args.stalled {
-        0 => None,
-        count => {
-            let more = [("--reading", "never".to_owned())];
-            Some(Sessions::start(&gateways.wanted(&gateways.conversation, count as usize, &more))?)
-        }
-    };
-    let mut scene = Scene { args, gateways, sessions, stalled, ramp };
+    let mut scene = Scene::set(args, gateways, ramp)?;
     let empty = gateways.resident_bytes()?;
     scene.gather().await?;
     around.go(ramp).await?;
@@ -169,34 +192,30 @@ async fn measure(args: &FanoutArgs, gateways: &Gateways) -> Result<Report, Failu
     for name in METRICS {
         metrics.push((name, gateways.metric(name).await));
     }
-    let Delivered { deliveries, out_of_order, resyncs, reads, .. } = timeline.all;
+    let Delivered { deliveries, bytes, reads, .. } = timeline.all;
     let [livez, history] = probed;
-    Ok(Report {
-        bench: "fanout",
+    let asked = Asked {
         gateways: gateways.cluster.nodes.len(),
-        sessions: args.sessions as usize,
-        load_processes: scene.sessions.processes(),
-        ramp_seconds: u32::try_from(ramp.as_secs()).unwrap_or(u32::MAX),
+        sessions: args.sessions,
+        ramp_seconds: ramp.as_secs(),
         seconds: args.seconds,
         rate_per_second: args.rate,
         text_bytes: args.bytes,
         members: args.members,
         stalled: args.stalled,
-        joined: timeline.all.joined,
+    };
+    Ok(Report {
+        bench: "fanout",
+        asked,
+        load_processes: scene.sessions.processes(),
         sent: sent.seqs.len() as u64,
         refused: sent.refused,
         unknown_sends: sent.lost,
         ack: sent.acks.percentiles(),
         deliveries,
+        frame_bytes: framed(bytes / deliveries.max(1)),
         sessions_checked: checked,
-        out_of_order,
-        late: timeline.all.late,
-        resyncs,
-        sessions_ended: timeline.all.ended,
-        sessions_returned: timeline.all.returned,
-        attempts_refused: timeline.all.refused,
-        gave_up: timeline.all.gave_up,
-        last_reason: timeline.all.why.clone(),
+        sockets: Sockets::of(&timeline.all),
         delivery: timeline.all.latency.percentiles(),
         delivery_at_full: timeline.since.latency.percentiles(),
         messages_per_read: deliveries as f64 / reads.max(1) as f64,
@@ -204,13 +223,27 @@ async fn measure(args: &FanoutArgs, gateways: &Gateways) -> Result<Report, Failu
         history,
         beside,
         cost,
-        memory_bytes_per_session: grown / (args.sessions as u64).max(1),
+        memory_bytes_per_session: grown / u64::from(args.sessions),
         metrics,
         steps: timeline.steps,
     })
 }
 
-impl Scene<'_> {
+impl<'a> Scene<'a> {
+    /// The processes of all sessions; none is connected yet.
+    fn set(args: &'a FanoutArgs, gateways: &'a Gateways, ramp: Duration) -> Result<Self, Failure> {
+        let more = [("--gather-us", GATHER_US.to_string())];
+        let sessions = Sessions::start(&gateways.wanted(&gateways.conversation, args.sessions as usize, &more))?;
+        let stalled = match args.stalled {
+            0 => None,
+            count => {
+                let more = [("--reading", "never".to_owned())];
+                Some(Sessions::start(&gateways.wanted(&gateways.conversation, count as usize, &more))?)
+            }
+        };
+        Ok(Self { args, gateways, sessions, stalled, ramp })
+    }
+
     /// Those who are there first.
     async fn gather(&mut self) -> Result<(), Failure> {
         let first = FIRST.min(self.args.sessions as usize);
@@ -285,18 +318,35 @@ impl Scene<'_> {
     }
 }
 
+fn took(figures: &Percentiles) -> String {
+    let Percentiles { p50_ms, p99_ms, max_ms, .. } = figures;
+    format!("p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms, max {max_ms:.1} ms")
+}
+
 fn rows(result: &Report) -> Vec<(String, String)> {
-    let took = |figures: &Percentiles| {
-        let Percentiles { p50_ms, p99_ms, max_ms, .. } = figures;
-        format!("p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms, max {max_ms:.1} ms")
-    };
+    let mut rows = counts(result);
+    let Report { delivery_at_full, delivery, ack, livez, history, .. } = result;
+    let probed = |probed: &Probed| format!("{}, {} failed", took(&probed.took), probed.failed);
+    rows.extend([
+        ("send to delivery, at the full rate".to_owned(), took(delivery_at_full)),
+        ("send to delivery, from the beginning".to_owned(), took(delivery)),
+        ("send to ack".to_owned(), took(ack)),
+        ("messages in one read".to_owned(), format!("{:.2}", result.messages_per_read)),
+        ("/livez".to_owned(), probed(livez)),
+        ("a page of history".to_owned(), probed(history)),
+    ]);
+    costs(result, &mut rows);
+    result.beside.rows(&mut rows);
+    rows
+}
+
+fn counts(result: &Report) -> Vec<(String, String)> {
+    let Asked { gateways, sessions, members, stalled, .. } = result.asked;
+    let Sockets { joined, out_of_order, resyncs, .. } = result.sockets;
     let Checked { looked_at, complete, missing, unknown } = result.sessions_checked;
-    let Cost { server_cores, server_cpu_us_per_delivery, load_cores, load_cpu_us_per_delivery, .. } = result.cost;
+    let Sockets { sessions_ended, sessions_returned, attempts_refused, gave_up, .. } = result.sockets;
     let mut rows = vec![
-        (
-            "sessions".to_owned(),
-            format!("{} of {} joined {} gateways", result.joined, result.sessions, result.gateways),
-        ),
+        ("sessions".to_owned(), format!("{joined} of {sessions} joined {gateways} gateways")),
         (
             "messages".to_owned(),
             format!("{} sent, {} refusals; {} deliveries", result.sent, result.refused, result.deliveries),
@@ -304,23 +354,28 @@ fn rows(result: &Report) -> Vec<(String, String)> {
         (
             "every message to every session".to_owned(),
             format!(
-                "{complete} of {looked_at} have all; {missing} missing, {unknown} unknown, {} out of order, {} resyncs",
-                result.out_of_order, result.resyncs
+                "{complete} of {looked_at} have all; {missing} missing, {unknown} unknown, {out_of_order} out of order, \
+                 {resyncs} resyncs"
             ),
         ),
         (
             "sockets".to_owned(),
             format!(
-                "{} ended, {} came back, {} attempts refused, {} gave up",
-                result.sessions_ended, result.sessions_returned, result.attempts_refused, result.gave_up
+                "{sessions_ended} ended, {sessions_returned} came back, {attempts_refused} attempts refused, {gave_up} \
+                 gave up"
             ),
         ),
-        ("send to delivery, at the full rate".to_owned(), took(&result.delivery_at_full)),
-        ("send to delivery, from the beginning".to_owned(), took(&result.delivery)),
-        ("send to ack".to_owned(), took(&result.ack)),
-        ("messages in one read".to_owned(), format!("{:.2}", result.messages_per_read)),
-        ("/livez".to_owned(), format!("{}, {} failed", took(&result.livez.took), result.livez.failed)),
-        ("a page of history".to_owned(), format!("{}, {} failed", took(&result.history.took), result.history.failed)),
+    ];
+    if members + stalled > 0 {
+        let text = format!("{members} members who are not connected, {stalled} sockets that never read");
+        rows.push(("besides".to_owned(), text));
+    }
+    rows
+}
+
+fn costs(result: &Report, rows: &mut Vec<(String, String)>) {
+    let Cost { server_cores, server_cpu_us_per_delivery, load_cores, load_cpu_us_per_delivery, .. } = result.cost;
+    rows.extend([
         (
             "server CPU at the full rate".to_owned(),
             format!("{server_cpu_us_per_delivery:.2} µs a delivery, {server_cores:.2} cores"),
@@ -333,16 +388,10 @@ fn rows(result: &Report) -> Vec<(String, String)> {
             "memory per session in the crowd".to_owned(),
             format!("{:.1} KiB", result.memory_bytes_per_session as f64 / 1024.0),
         ),
-    ];
+    ]);
     if let (Some(bare), Some(ratio)) = (result.cost.bare_cpu_us_per_send, result.cost.ratio) {
         rows.push(("bare loop's CPU".to_owned(), format!("{bare:.2} µs a send; the server's is {ratio:.2} of it")));
     }
-    if result.members + result.stalled > 0 {
-        let text = format!("{} members who are not connected, {} stalled sockets", result.members, result.stalled);
-        rows.push(("besides".to_owned(), text));
-    }
-    result.beside.rows(&mut rows);
-    rows
 }
 
 fn plot(result: &Report) -> Plot {
@@ -354,7 +403,7 @@ fn plot(result: &Report) -> Plot {
     Plot {
         title: format!(
             "One channel, {} gateways, up to {} messages a second: send to delivery",
-            result.gateways, result.rate_per_second
+            result.asked.gateways, result.asked.rate_per_second
         ),
         across: "seconds".to_owned(),
         left: "milliseconds".to_owned(),
@@ -364,6 +413,6 @@ fn plot(result: &Report) -> Plot {
             line("p99", Side::Left, &|step| step.p99_ms),
             line("sessions", Side::Right, &|step| Some(step.joined as f64)),
         ],
-        marks: vec![(f64::from(result.ramp_seconds), "all are there".to_owned())],
+        marks: vec![(result.asked.ramp_seconds as f64, "all are there".to_owned())],
     }
 }

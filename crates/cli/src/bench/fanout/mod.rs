@@ -18,3 +18,8 @@ pub(super) async fn run(args: &FanoutArgs, output: &Output) -> Result<(), Failur
         Some(gateways) => incident::run(args, gateways as usize, output).await,
     }
 }
+
+/// A payload with its frame's header.
+fn framed(payload_bytes: u64) -> u64 {
+    payload_bytes + if payload_bytes > 125 { 4 } else { 2 }
+}

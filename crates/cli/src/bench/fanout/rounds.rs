@@ -7,6 +7,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::bare::Bare;
+use super::framed;
 use crate::bench::histogram::Percentiles;
 use crate::bench::load::{Delivered, Dialect, Question};
 use crate::bench::server::ServerUnderTest;
@@ -238,9 +239,4 @@ async fn join(args: &FanoutArgs, server: &ServerUnderTest, sessions: &mut Sessio
     tokio::time::sleep(SETTLE).await;
     let grown = process::resident_bytes(server.pid())?.saturating_sub(before);
     Ok(Joined { seconds, memory_bytes_a_session: grown / u64::from(args.sessions) })
-}
-
-/// A payload with its frame's header.
-fn framed(payload_bytes: u64) -> u64 {
-    payload_bytes + if payload_bytes > 125 { 4 } else { 2 }
 }

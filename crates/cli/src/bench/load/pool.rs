@@ -1,6 +1,6 @@
 //! The sockets of a load: opened, read, lost and opened again.
 //!
-//! Invariant: at most [`UNDER_WAY_MAX`] sessions are between their connection and their last join; an attempt that takes
+//! Invariant: no session begins while [`UNDER_WAY_MAX`] are between their connection and their last join; an attempt that takes
 //! longer than [`ATTEMPT_MAX_NS`] is one that failed. Failed ones are tried again at most [`TRIES_MAX`] times in a row.
 
 use std::cmp::Reverse;
@@ -151,8 +151,8 @@ impl Pool {
     }
 
     fn tick(&mut self, now_ns: u64) {
-        while self.under_way < UNDER_WAY_MAX
-            && let Some(&Reverse((due_ns, index))) = self.retries.peek()
+        // Who comes back does so when its time has come: a storm is not to be tamed by those who make it.
+        while let Some(&Reverse((due_ns, index))) = self.retries.peek()
             && due_ns <= now_ns
         {
             self.retries.pop();

@@ -33,6 +33,8 @@ const AFTER_S: f64 = 5.0;
 const ARRIVE: usize = 30;
 /// The load generator waits so long for more after a short batch, in microseconds.
 const GATHER_US: u64 = 1_000;
+/// Points of one line of the model's drawing.
+const POINTS_MAX: usize = 400;
 /// What the nodes that are left count meanwhile.
 const METRICS: [&str; 9] = [
     "conch_catch_ups_total",
@@ -416,10 +418,11 @@ fn model(args: &StormArgs, output: &Output) -> Result<(), Failure> {
 }
 
 fn plot_model(result: &Modelled) -> Plot {
-    let line = |name: &str, side, course: &Course, figure: &dyn Fn(&model::Moment) -> f64| Line {
-        name: name.to_owned(),
-        side,
-        points: course.moments.iter().map(|moment| (moment.at_ms as f64 / 1e3, figure(moment))).collect(),
+    let line = |name: &str, side, course: &Course, figure: &dyn Fn(&model::Moment) -> f64| {
+        // As many as the drawing has room for.
+        let drawn = course.moments.iter().step_by(course.moments.len().div_ceil(POINTS_MAX).max(1));
+        let points = drawn.map(|moment| (moment.at_ms as f64 / 1e3, figure(moment))).collect();
+        Line { name: name.to_owned(), side, points }
     };
     let Parameters { sessions, gateways, jitter_ms, .. } = result.parameters;
     let window = format!("window of {} s", jitter_ms as f64 / 1e3);

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use conch_core::time::Timestamp;
 use conch_server::auth::glob::Glob;
 use conch_server::auth::grants::{Grant, Permission, RateLimit};
+use conch_server::auth::secret::Secret;
 use conch_server::auth::token::{Mint, TokenKey};
 use conch_server::config::{Config, Flags};
 use conch_server::stores;
@@ -62,14 +63,24 @@ pub(crate) fn token_of_the_user(store: Option<&str>) -> Result<String, String> {
 
 /// A token for a bench: its rate is not limited.
 pub(crate) fn bench_token(store: &str) -> Result<String, String> {
-    mint(&config_of_store(Some(store))?, |now| Mint {
+    mint(&config_of_store(Some(store))?, bench_mint).map_err(|error| error.to_string())
+}
+
+/// The same of a cluster that shares this secret.
+pub(crate) fn bench_token_of(secret: &str) -> Result<String, String> {
+    let key = TokenKey::new(&Secret::new(secret)).map_err(|error| error.to_string())?;
+    let now = now();
+    key.mint(&bench_mint(now), now).map_err(|error| error.to_string())
+}
+
+fn bench_mint(now: Timestamp) -> Mint {
+    Mint {
         sub: BENCH_SUBJECT.to_owned(),
         name: None,
         expires_at: after(now, OWN_TOKEN_TTL),
         grants: vec![everything()],
         rate_limit: RateLimit::Lifted,
-    })
-    .map_err(|error| error.to_string())
+    }
 }
 
 fn everything() -> Grant {

@@ -1,4 +1,6 @@
 //! Latencies in buckets whose width is about 3 % of their value, so that histograms of several processes can be added.
+//!
+//! Adding one is an index into a list: tens of thousands of sockets in one process each do it for every message.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,12 +9,40 @@ use serde::{Deserialize, Serialize};
 
 /// Values below this many microseconds have a bucket each; above it, every doubling has half as many.
 const SUB_BUCKETS: u64 = 64;
+/// The bucket of the longest latency that can be told.
+const BUCKET_MAX: u32 = 60 * SUB_BUCKETS as u32;
 
-/// Counts by bucket; sparse, as most buckets are empty.
+/// Counts by bucket.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(from = "Sparse", into = "Sparse")]
 pub(crate) struct Histogram {
+    /// As long as the highest bucket asks for.
+    counts: Vec<u64>,
+    max_us: u64,
+}
+
+/// How it travels: most buckets are empty.
+#[derive(Serialize, Deserialize)]
+struct Sparse {
     counts: BTreeMap<u32, u64>,
     max_us: u64,
+}
+
+impl From<Histogram> for Sparse {
+    fn from(histogram: Histogram) -> Self {
+        let Histogram { counts, max_us } = histogram;
+        Self { counts: (0..).zip(counts).filter(|(_, count)| *count > 0).collect(), max_us }
+    }
+}
+
+impl From<Sparse> for Histogram {
+    fn from(sparse: Sparse) -> Self {
+        let mut histogram = Self { counts: Vec::new(), max_us: sparse.max_us };
+        for (bucket, count) in sparse.counts {
+            *histogram.slot(bucket.min(BUCKET_MAX)) += count;
+        }
+        histogram
+    }
 }
 
 /// The numbers that a table shows, in milliseconds.
@@ -28,21 +58,29 @@ impl Histogram {
     /// Adds one.
     pub(crate) fn add(&mut self, latency: Duration) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
-        *self.counts.entry(bucket(us)).or_default() += 1;
+        *self.slot(bucket(us)) += 1;
         self.max_us = self.max_us.max(us);
+    }
+
+    fn slot(&mut self, bucket: u32) -> &mut u64 {
+        let bucket = bucket as usize;
+        if bucket >= self.counts.len() {
+            self.counts.resize(bucket + 1, 0);
+        }
+        &mut self.counts[bucket]
     }
 
     /// Adds all of another one.
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (&bucket, &count) in &other.counts {
-            *self.counts.entry(bucket).or_default() += count;
+        for (bucket, &count) in (0..).zip(&other.counts) {
+            *self.slot(bucket) += count;
         }
         self.max_us = self.max_us.max(other.max_us);
     }
 
     /// How many were added.
     pub(crate) fn count(&self) -> u64 {
-        self.counts.values().sum()
+        self.counts.iter().sum()
     }
 
     /// The numbers to show.
@@ -59,9 +97,9 @@ impl Histogram {
     fn quantile_us(&self, share: f64) -> u64 {
         let rank = (self.count() as f64 * share).ceil() as u64;
         let mut below = 0;
-        for (&bucket, &count) in &self.counts {
+        for (bucket, &count) in (0..).zip(&self.counts) {
             below += count;
-            if below >= rank {
+            if below >= rank && count > 0 {
                 return upper_edge(bucket).min(self.max_us);
             }
         }
@@ -98,13 +136,22 @@ mod tests {
     }
 
     #[test]
+    fn no_latency_is_too_long() {
+        let mut longest = Histogram::default();
+        longest.add(Duration::MAX);
+        assert!(bucket(u64::MAX) <= BUCKET_MAX);
+        assert_eq!(longest.count(), 1);
+    }
+
+    #[test]
     fn percentiles_of_a_merged_pair() {
         let (mut one, mut two) = (Histogram::default(), Histogram::default());
         for us in 1..=50 {
             one.add(Duration::from_micros(us));
             two.add(Duration::from_micros(us + 50));
         }
-        one.merge(&two);
+        let sent = serde_json::to_string(&two).expect("it is JSON");
+        one.merge(&serde_json::from_str(&sent).expect("what was just made"));
         let shown = one.percentiles();
         assert_eq!(shown.count, 100);
         assert!((shown.p50_ms - 0.050).abs() < 0.001, "{shown:?}");

@@ -6,15 +6,27 @@
 //! Deliberately absent: judging. A benchmark prints numbers and never fails on them.
 
 mod append;
-mod clients;
+mod cluster;
+mod database;
 mod failover;
 mod fanout;
+mod gateways;
 mod ground;
 mod histogram;
 mod idle;
+mod load;
+mod messages;
+mod plot;
+mod postgres;
+mod probe;
 mod process;
+mod ramp;
+mod random;
 mod sender;
 mod server;
+mod sessions;
+mod storm;
+mod timeline;
 mod turns;
 mod worker;
 
@@ -41,6 +53,8 @@ enum Bench {
     Append(AppendArgs),
     /// One channel, many sessions: the server's CPU per delivery, latency, completeness, memory per session.
     Fanout(FanoutArgs),
+    /// Many sessions on several gateways, one of which goes: how its sessions come back, what they missed, what the others notice.
+    Storm(storm::StormArgs),
     /// Three nodes on a database: how long until another node accepts a write when the owner is killed or stopped, what a
     /// rolling restart costs, and what forwarding adds.
     Failover(FailoverArgs),
@@ -49,9 +63,9 @@ enum Bench {
     /// Agents that answer: how fast their text reaches those who watch, how fast a long conversation is taken up again, many
     /// turns at once, what a turn takes on disk, and a model that floods.
     Turns(TurnsArgs),
-    /// The sessions of a fan-out, in a process of their own; speaks JSON lines with the bench.
+    /// Sessions, as many as a process may hold; speaks JSON lines with the bench.
     #[command(hide = true)]
-    FanoutClients(clients::ClientsArgs),
+    Load(load::LoadArgs),
     /// The bare send loop that a fan-out is compared with.
     #[command(hide = true)]
     BareSender(sender::SenderArgs),
@@ -130,21 +144,60 @@ struct FanoutArgs {
     /// Bytes of a message's text, up to 60,000.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
     bytes: u32,
-    /// Seconds a round, 1 to 600.
+    /// Seconds a round, or with --gateways seconds at the full rate, 1 to 600.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// Rounds, 1 to 20; each one of the server and one of the bare loop.
+    /// Rounds, 1 to 20; each one of the server and one of the bare loop. Not with --gateways.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
-    /// Seconds over which the sessions join; 0: as fast as they can.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=600))]
-    ramp: u32,
+    /// Seconds over which the sessions join, 0 to 600: 0 is as fast as they can, and the default; with --gateways it is 90.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=600))]
+    ramp: Option<u32>,
     /// Whether the bare send loop is measured too.
     #[arg(long, value_enum, default_value_t = Baseline::With)]
     baseline: Baseline,
-    /// Where the data directory is made [default: the system's temporary directory].
+    /// Where the data directory is made [default: the system's temporary directory]. Not with --gateways.
     #[arg(long, value_name = "DIRECTORY")]
     dir: Option<PathBuf>,
+    /// The incident, on so many nodes, 1 to 16: 400 sessions at once, then evenly to all within --ramp, while the messages go
+    /// from one a minute to --rate a second.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16))]
+    gateways: Option<u32>,
+    /// Its database, postgres://…, with CONCH_AUTH_SECRET, in a schema of the bench's own which is dropped at its end
+    /// [default: a PostgreSQL server of the bench's own].
+    #[arg(long, value_name = "URL", requires = "gateways")]
+    store: Option<String>,
+    /// A setting of its nodes, as `conch serve --set` takes it; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", requires = "gateways")]
+    set: Vec<String>,
+    /// Around it: so many other channels in which people talk, 0 to 100,000, with two listeners each.
+    #[arg(long, default_value_t = 0, requires = "gateways", value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    workspace_channels: u32,
+    /// Messages a second in all of them together, from the beginning to the end of the ramp.
+    #[arg(long, default_value = "580..2320", value_name = "FROM..TO", value_parser = rates)]
+    workspace_rate: (f64, f64),
+    /// So much of these channels and rates, 1 to 100, where the machine is the limit. The table says so.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
+    workspace_percent: u32,
+    /// Presence and typing: so many live events for each message, there and in the incident, 0 to 100.
+    #[arg(long, default_value_t = 0, requires = "gateways", value_parser = clap::value_parser!(u32).range(0..=100))]
+    live: u32,
+    /// Besides: sockets in the channel that never read, 0 to 10,000.
+    #[arg(long, default_value_t = 0, requires = "gateways", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    stalled: u32,
+    /// Besides: members of the channel who are not connected, 0 to 1,000,000.
+    #[arg(long, default_value_t = 0, requires = "gateways", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    members: u32,
+    /// Draws the incident into this file, as SVG.
+    #[arg(long, value_name = "FILE", requires = "gateways")]
+    plot: Option<PathBuf>,
+}
+
+/// `FROM..TO`, two rates.
+fn rates(text: &str) -> Result<(f64, f64), String> {
+    let rate = |text: &str| text.trim().parse::<f64>().ok().filter(|rate| (0.0..=1e6).contains(rate));
+    let parts = text.split_once("..").and_then(|(from, to)| Some((rate(from)?, rate(to)?)));
+    parts.ok_or_else(|| "must be FROM..TO, such as 580..2320, each 0 to 1,000,000 messages a second".to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -237,11 +290,12 @@ pub(crate) fn run(args: &BenchArgs, output: &Output) -> Result<(), Failure> {
         // Several threads, as a server has them, for the node that runs in this process.
         Bench::Append(append) => crate::block_on_threads(append::run(append, output)),
         Bench::Fanout(fanout) => crate::block_on(fanout::run(fanout, output)),
+        Bench::Storm(storm) => crate::block_on(storm::run(storm, output)),
         Bench::Failover(failover) => crate::block_on(failover::run(failover, output)),
         Bench::Idle(idle) => crate::block_on(idle::run(idle, output)),
         // Several threads: the model must not wait for those who watch.
         Bench::Turns(turns) => crate::block_on_threads(turns::run(turns, output)),
-        Bench::FanoutClients(clients) => crate::block_on(clients::run(clients)),
+        Bench::Load(load) => load::run(load),
         Bench::BareSender(sender) => sender::run(sender),
     }
 }
@@ -294,6 +348,15 @@ fn report(output: &Output, report: &impl Serialize, rows: &[(String, String)]) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_a_beginning_and_an_end() {
+        assert_eq!(rates("580..2320"), Ok((580.0, 2320.0)));
+        assert_eq!(rates(" 0 .. 0.5 "), Ok((0.0, 0.5)));
+        for bad in ["580", "..", "a..b", "1..-1", "1..1e7", "nan..1"] {
+            assert!(rates(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_spread_has_its_edges() {

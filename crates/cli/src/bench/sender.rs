@@ -112,7 +112,7 @@ fn bare_frame(seq: u64, sent_ns: u64, frame_bytes: usize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::clients::look_at;
+    use super::super::load::number_after;
     use super::*;
 
     #[test]
@@ -120,7 +120,8 @@ mod tests {
         for size in [140, 300, 5_000] {
             let frame = bare_frame(7, 12_345, size);
             assert_eq!(frame.len(), size);
-            assert_eq!(look_at(&frame[4..]), Some((7, 12_345)));
+            let number = |key: &str| number_after(&frame[4..], key.as_bytes());
+            assert_eq!((number("\"seq\":"), number("\"sent_ns\":")), (Some(7), Some(12_345)));
         }
     }
 }

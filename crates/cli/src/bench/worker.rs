@@ -15,7 +15,7 @@ use crate::exit::Failure;
 /// A helper process, seen from the bench.
 pub(super) struct Worker {
     // Ends the process when it is dropped.
-    _child: Child,
+    child: Child,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
     name: &'static str,
@@ -33,7 +33,12 @@ impl Worker {
         let mut child = command.spawn().map_err(|error| Failure::other(format!("{name}: {error}")))?;
         let input = child.stdin.take().expect("it was asked to be piped");
         let output = child.stdout.take().expect("it was asked to be piped");
-        Ok(Self { _child: child, input, output: BufReader::new(output).lines(), name })
+        Ok(Self { child, input, output: BufReader::new(output).lines(), name })
+    }
+
+    /// Its process; `None` once it has ended.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.id()
     }
 
     /// Asks with one line.

@@ -5,7 +5,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::node::{conch, until};
+use crate::node::{Done, conch, until};
 
 /// A worker that is spoken to in JSON lines; killed when it is dropped.
 struct Worker {
@@ -47,8 +47,8 @@ impl Drop for Worker {
 fn every_bare_send_is_counted_once_and_in_order() {
     let mut sender = Worker::start(&["bench", "bare-sender", "--sockets", "40"]);
     let address = sender.answer()["address"].as_str().expect("an address").to_owned();
-    let mut clients = Worker::start(&["bench", "fanout-clients", "--address", &address, "--sessions", "40"]);
-    assert_eq!(clients.answer(), json!({"sessions": 40}));
+    let mut clients = Worker::start(&["bench", "load", "--dialect", "bare", "--address", &address, "--sessions", "40"]);
+    assert_eq!(clients.ask(&json!({"Connect": {"sessions": 40, "over_ms": 0}})), json!({}));
     assert_eq!(sender.answer(), json!({"sockets": 40}));
     let sent = sender.ask(&json!({"messages": 25, "rate": 1000, "frame_bytes": 400}));
     assert_eq!(sent["sends"], 1_000);
@@ -57,7 +57,11 @@ fn every_bare_send_is_counted_once_and_in_order() {
         (delivered["deliveries"] == 1_000).then_some(delivered)
     });
     assert_eq!((&delivered["least"], &delivered["most"]), (&json!(25), &json!(25)));
-    assert_eq!((&delivered["out_of_order"], &delivered["bytes"]), (&json!(0), &json!(400_000)));
+    assert_eq!((&delivered["out_of_order"], &delivered["bytes"]), (&json!(0), &json!(396_000)), "payloads");
+    let checked = clients.ask(&json!({"Check": {"seqs": (1..=25).collect::<Vec<u64>>()}}));
+    assert_eq!(checked, json!({"looked_at": 40, "complete": 40, "missing": 0, "unknown": 0}));
+    let checked = clients.ask(&json!({"Check": {"seqs": (1..=26).collect::<Vec<u64>>()}}));
+    assert_eq!((&checked["complete"], &checked["missing"]), (&json!(0), &json!(40)), "one more was sent");
     clients.ask(&json!("Reset"));
     assert_eq!(clients.ask(&json!("Look"))["deliveries"], 0);
 }
@@ -70,4 +74,33 @@ fn workers_end_with_the_bench() {
     sender.input = None;
     let status = until("the worker to end", || sender.child.try_wait().expect("it is our child"));
     assert!(status.success());
+}
+
+#[test]
+fn a_storm_is_modelled_and_drawn_without_a_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("storm.svg");
+    let mut command =
+        conch(&["bench", "storm", "--model", "--json", "--sessions", "3000", "--gateways", "2", "--plot"]);
+    let done = Done::of(command.arg(&plot).args(["--joins", "150"]).output().expect("the binary starts"));
+    assert_eq!(done.code, 0, "{done:?}");
+    let report = done.line();
+    let back = |course: &str| report[course]["all_back_ms"].as_u64();
+    assert!(back("with_window").is_some() && back("at_once").is_some(), "{report}");
+    assert_eq!(report["with_window"]["in_vain"], 0, "{report}");
+    assert!(std::fs::read_to_string(&plot).expect("it was drawn").starts_with("<svg "), "{report}");
+}
+
+#[test]
+fn benches_of_crowds_refuse_what_cannot_be() {
+    for (arguments, why) in [
+        (["bench", "fanout", "--gateways", "0"], "1..=16"),
+        (["bench", "fanout", "--workspace-rate", "fast"], "FROM..TO"),
+        (["bench", "fanout", "--stalled", "3"], "--gateways"),
+        (["bench", "storm", "--gateways", "1"], "2..=16"),
+        (["bench", "storm", "--joins", "3"], "--model"),
+    ] {
+        let done = Done::of(conch(&arguments).output().expect("the binary starts"));
+        assert!(done.code == 2 && done.stderr.contains(why), "{arguments:?}: {done:?}");
+    }
 }

@@ -3,7 +3,6 @@
 //! Invariant: each try is a conversation of its own, and ends with all nodes back and seen by each other, so that no try
 //! profits or suffers from the one before.
 
-mod cluster;
 mod load;
 
 use std::sync::Arc;
@@ -14,8 +13,8 @@ use conch_server::config::StoreUrl;
 use rustix::process::Signal;
 use serde::Serialize;
 
-use self::cluster::{Cluster, NODES};
 use self::load::{Seen, create, message, send_on};
+use super::cluster::{Cluster, Plan};
 use super::histogram::{Histogram, Percentiles};
 use super::{FailoverArgs, progress, report};
 use crate::client::{HttpClient, deliver};
@@ -23,6 +22,8 @@ use crate::exit::Failure;
 use crate::local;
 use crate::output::Output;
 
+/// How many nodes.
+const NODES: usize = 3;
 /// How long a send may take until another node accepts it.
 const ACCEPT_MAX: Duration = Duration::from_secs(120);
 /// Sends of each kind that the cost of forwarding is taken from.
@@ -69,7 +70,9 @@ pub(super) async fn run(args: &FailoverArgs, output: &Output) -> Result<(), Fail
         return Err(Failure::usage(format!("--store {}: three nodes need a postgres:// store", config.store)));
     };
     let token = local::bench_token(url.expose()).map_err(Failure::usage)?;
-    let mut cluster = Cluster::start(url.expose(), &token).await?;
+    let store = url.expose().to_owned();
+    let plan = Plan { store, token, secret: None, nodes: NODES, settings: Vec::new() };
+    let mut cluster = Cluster::start(plan).await?;
     let forwarding = forwarding(&cluster).await?;
     let rolling = rolling(&mut cluster, args.clients).await?;
     let killed = tries(&mut cluster, args.kills, Signal::KILL).await?;

@@ -4,6 +4,7 @@
 //! One test runs at a time: they look at how long a takeover takes, and several clusters at once would starve each other.
 
 mod beliefs;
+mod bench_crowds;
 mod bench_turns;
 mod channels;
 mod chaos;

@@ -13,14 +13,26 @@ use crate::bench::server::Scratch;
 use crate::client::{Endpoint, HttpClient, Request};
 use crate::exit::Failure;
 
-/// How many nodes.
-pub(super) const NODES: usize = 3;
 /// How long a node may take to be ready, to end, or to be seen by the others.
 const CHANGE_MAX: Duration = Duration::from_secs(90);
 /// How often that is asked for.
 const POLL: Duration = Duration::from_millis(20);
 /// Ports below those that the kernel hands out to clients, so that none of them takes a node's while it restarts.
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
+
+/// What cluster is wanted.
+pub(super) struct Plan {
+    /// The database.
+    pub(super) store: String,
+    /// An operator's token, whose rate is not limited.
+    pub(super) token: String,
+    /// The cluster's secret; `None`: the environment's.
+    pub(super) secret: Option<String>,
+    /// How many nodes.
+    pub(super) nodes: usize,
+    /// Settings of all of them, as `--set` takes them.
+    pub(super) settings: Vec<String>,
+}
 
 pub(super) struct Node {
     name: String,
@@ -30,33 +42,34 @@ pub(super) struct Node {
     child: Option<Child>,
     /// The way of its clients.
     pub(super) client: HttpClient,
-    ops: HttpClient,
+    /// The way of its operators.
+    pub(super) ops: HttpClient,
 }
 
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
-    store: String,
+    plan: Plan,
     scratch: Scratch,
 }
 
 impl Cluster {
-    /// Starts all nodes, and waits until each sees the others. `token`: an operator's, whose rate is not limited.
-    pub(super) async fn start(store: &str, token: &str) -> Result<Self, Failure> {
+    /// Starts all nodes, and waits until each sees the others.
+    pub(super) async fn start(plan: Plan) -> Result<Self, Failure> {
         let scratch = Scratch::new(&std::env::temp_dir())?;
         let run = uuid::Uuid::now_v7().simple().to_string();
         let mut ports = free_ports();
         let mut nodes = Vec::new();
-        for number in 1..=NODES {
+        for number in 1..=plan.nodes {
             let mut address = || ports.next().ok_or_else(|| Failure::other("no free port on loopback"));
             let (listen, operations, link) = (address()?, address()?, address()?);
             let endpoint = |address: &str| Endpoint::new(&format!("http://{address}"), None).map_err(Failure::other);
-            let client = HttpClient::new(endpoint(&listen)?.with_token(token))?;
+            let client = HttpClient::new(endpoint(&listen)?.with_token(&plan.token))?;
             let ops = HttpClient::new(endpoint(&operations)?)?;
             let name = format!("bench-{}-{number}", &run[run.len() - 8..]);
             nodes.push(Node { name, listen, operations, link, child: None, client, ops });
         }
-        let mut cluster = Self { nodes, store: store.to_owned(), scratch };
-        for index in 0..NODES {
+        let mut cluster = Self { nodes, plan, scratch };
+        for index in 0..cluster.nodes.len() {
             cluster.spawn(index)?;
         }
         cluster.settled().await?;
@@ -76,7 +89,11 @@ impl Cluster {
         }
         command.args(["serve", "--node", &node.name, "--listen", &node.listen, "--ops-listen", &node.operations]);
         // By a variable: a database's URL may hold a password, and arguments are for everybody to see.
-        command.args(["--link-listen", &node.link, "--log-level", "warn"]).env("CONCH_STORE", &self.store);
+        command.args(["--link-listen", &node.link, "--log-level", "warn"]).env("CONCH_STORE", &self.plan.store);
+        if let Some(secret) = &self.plan.secret {
+            command.env("CONCH_AUTH_SECRET", secret);
+        }
+        command.args(self.plan.settings.iter().flat_map(|setting| ["--set", setting]));
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let child = command.spawn().map_err(|error| Failure::other(format!("a node could not be started: {error}")))?;
         node.child = Some(child);
@@ -93,11 +110,11 @@ impl Cluster {
     async fn settled(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
         while begun.elapsed() < CHANGE_MAX {
-            let mut good = 0;
-            for index in 0..NODES {
-                good += usize::from(self.is_ready(index).await? && self.seen_by(index).await == NODES);
+            let (mut good, all) = (0, self.nodes.len());
+            for index in 0..all {
+                good += usize::from(self.is_ready(index).await? && self.seen_by(index).await == all);
             }
-            if good == NODES {
+            if good == all {
                 return Ok(());
             }
             tokio::time::sleep(POLL).await;
@@ -128,6 +145,17 @@ impl Cluster {
         let name = answer.body["owner"]["node"].clone();
         let owner = self.nodes.iter().position(|node| name == Value::String(node.name.clone()));
         owner.ok_or_else(|| Failure::other(format!("{conversation} is owned by {name}, which is not of this bench")))
+    }
+
+    /// `host:port` of each node's clients.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.listen.clone()).collect()
+    }
+
+    /// The processes of the nodes that run, each with its place.
+    pub(super) fn processes(&self) -> Vec<(usize, u32)> {
+        let pid = |(index, node): (usize, &Node)| node.child.as_ref().map(|child| (index, child.id()));
+        self.nodes.iter().enumerate().filter_map(pid).collect()
     }
 
     /// Sends a signal to a node's process.

@@ -1,34 +1,28 @@
-//! `conch bench fanout`: one channel, many sessions; rounds of the server, each followed by a round of the bare loop.
+//! One node, one channel, many sessions; rounds of the server, each followed by a round of the bare loop.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::clients::{AllJoined, Delivered, Question};
-use super::histogram::{Histogram, Percentiles};
-use super::sender::{Accepted, Listening, SendRound, Sent};
-use super::server::ServerUnderTest;
-use super::worker::Worker;
-use super::{Baseline, FanoutArgs, Spread, process, progress, report};
-use crate::client::{ClientError, Endpoint, HttpClient, Request};
+use super::bare::Bare;
+use super::framed;
+use crate::bench::histogram::Percentiles;
+use crate::bench::load::{Delivered, Dialect, Question};
+use crate::bench::server::ServerUnderTest;
+use crate::bench::sessions::{SPARE_FILES, Sessions, Wanted};
+use crate::bench::{Baseline, FanoutArgs, Spread, process, progress, report};
+use crate::client::{ClientError, HttpClient, Request};
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// Files that a process needs besides its sockets.
-const SPARE_FILES: u64 = 500;
-/// Most sessions of one client process: one thread reads them all.
-const SESSIONS_A_PROCESS: usize = 10_000;
 /// How long the sessions may take to join, besides the ramp.
 const JOIN_MAX: Duration = Duration::from_secs(120);
 /// How long the last messages of a round may take to arrive.
 const ARRIVE_MAX: Duration = Duration::from_secs(30);
 /// How often it is asked whether they have.
 const POLL: Duration = Duration::from_millis(100);
-/// How long an answer of a worker may take.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// How long the server is left alone before its idle memory is read.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -85,14 +79,21 @@ pub(super) async fn run(args: &FanoutArgs, output: &Output) -> Result<(), Failur
     client.attempt(&created).await?;
     // One message first: the conversation's own memory is not the sessions'.
     post(&client, &conversation, 0).await?;
-    let mut sessions = Sessions::start(args, server.endpoint(), Some(&conversation))?;
-    let joined = sessions.join(args, &server).await?;
+    let mut sessions = Sessions::start(&Wanted {
+        addresses: vec![server.endpoint().authority()],
+        dialect: Dialect::Conch,
+        sessions: args.sessions as usize,
+        conversation: conversation.clone(),
+        token: server.endpoint().token().map(str::to_owned),
+        more: Vec::new(),
+    })?;
+    let joined = join(args, &server, &mut sessions).await?;
     let mut bare = None;
     let mut rounds = Vec::new();
     let mut frame_bytes = 0;
     for number in 1..=args.rounds {
         let (mut round, delivered) = server_round(args, &server, &client, &conversation, &mut sessions).await?;
-        frame_bytes = delivered.bytes / delivered.deliveries.max(1);
+        frame_bytes = framed(delivered.bytes / delivered.deliveries.max(1));
         let Percentiles { p50_ms, p99_ms, .. } = round.delivery;
         progress(&format!(
             "round {number}: {:.1} µs of the server's CPU a delivery, p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms, {} missing",
@@ -100,16 +101,20 @@ pub(super) async fn run(args: &FanoutArgs, output: &Output) -> Result<(), Failur
         ));
         if args.baseline == Baseline::With {
             if bare.is_none() {
-                bare = Some(Bare::start(args).await?);
+                bare = Some(Bare::start(args.sessions as usize).await?);
             }
-            let cost = bare.as_mut().expect("it was just started").round(args, frame_bytes).await?;
+            let cost = bare
+                .as_mut()
+                .expect("it was just started")
+                .round(u64::from(args.rate) * u64::from(args.seconds), args.rate, frame_bytes)
+                .await?;
             progress(&format!("round {number}: {cost:.1} µs of the bare loop's CPU a send"));
             round.bare_cpu_us_per_send = Some(cost);
             round.ratio = Some(round.server_cpu_us_per_delivery / cost);
         }
         rounds.push(round);
     }
-    show(args, &joined, sessions.workers.len(), frame_bytes, rounds, output)
+    show(args, &joined, sessions.processes(), frame_bytes, rounds, output)
 }
 
 fn show(
@@ -165,13 +170,13 @@ async fn server_round(
     conversation: &str,
     sessions: &mut Sessions,
 ) -> Result<(Round, Delivered), Failure> {
-    sessions.ask(Question::Reset).await?;
+    sessions.look(&Question::Reset).await?;
     let before = process::cpu(server.pid())?;
     let (sent, refused) = send_all(args, client, conversation).await?;
     let expected = sent * u64::from(args.sessions);
     let begun = Instant::now();
     let delivered = loop {
-        let delivered = sessions.ask(Question::Look).await?;
+        let delivered = sessions.look(&Question::Look).await?;
         if delivered.deliveries >= expected || begun.elapsed() > ARRIVE_MAX {
             break delivered;
         }
@@ -224,112 +229,14 @@ async fn post(client: &HttpClient, conversation: &str, bytes: u32) -> Result<(),
     client.attempt(&request).await.map(drop)
 }
 
-/// The client processes.
-struct Sessions {
-    workers: Vec<Worker>,
-}
-
-impl Sessions {
-    fn start(args: &FanoutArgs, endpoint: &Endpoint, conversation: Option<&str>) -> Result<Self, Failure> {
-        let total = args.sessions as usize;
-        let files = usize::try_from(process::open_files_max().saturating_sub(SPARE_FILES)).unwrap_or(usize::MAX);
-        let count = total.div_ceil(SESSIONS_A_PROCESS.min(files.max(1)));
-        let mut workers = Vec::with_capacity(count);
-        for index in 0..count {
-            let share = total / count + usize::from(index < total % count);
-            let mut arguments = vec![
-                "--address".to_owned(),
-                endpoint.authority(),
-                "--sessions".to_owned(),
-                share.to_string(),
-                "--from".to_owned(),
-                format!("127.0.0.{}", 2 + index % 250),
-            ];
-            if let Some(conversation) = conversation {
-                let ramp_ms = (u64::from(args.ramp) * 1_000).to_string();
-                arguments.extend([
-                    "--conversation".to_owned(),
-                    conversation.to_owned(),
-                    "--ramp-ms".to_owned(),
-                    ramp_ms,
-                ]);
-            }
-            workers.push(Worker::start("fanout-clients", &arguments, endpoint.token())?);
-        }
-        Ok(Self { workers })
-    }
-
-    async fn all_joined(&mut self, limit: Duration) -> Result<(), Failure> {
-        for worker in &mut self.workers {
-            worker.answer::<AllJoined>(limit).await?;
-        }
-        Ok(())
-    }
-
-    async fn join(&mut self, args: &FanoutArgs, server: &ServerUnderTest) -> Result<Joined, Failure> {
-        progress(&format!("{} sessions join, from {} processes", args.sessions, self.workers.len()));
-        let before = process::resident_bytes(server.pid())?;
-        let begun = Instant::now();
-        self.all_joined(JOIN_MAX + Duration::from_secs(args.ramp.into())).await?;
-        let seconds = begun.elapsed().as_secs_f64();
-        tokio::time::sleep(SETTLE).await;
-        let grown = process::resident_bytes(server.pid())?.saturating_sub(before);
-        Ok(Joined { seconds, memory_bytes_a_session: grown / u64::from(args.sessions) })
-    }
-
-    async fn ask(&mut self, question: Question) -> Result<Delivered, Failure> {
-        let mut all = Delivered { least: u64::MAX, latency: Histogram::default(), ..Delivered::default() };
-        for worker in &mut self.workers {
-            worker.ask(&question).await?;
-        }
-        for worker in &mut self.workers {
-            let delivered: Delivered = worker.answer(ANSWER_MAX).await?;
-            all.deliveries += delivered.deliveries;
-            all.bytes += delivered.bytes;
-            all.least = all.least.min(delivered.least);
-            all.most = all.most.max(delivered.most);
-            all.out_of_order += delivered.out_of_order;
-            all.ended += delivered.ended;
-            all.latency.merge(&delivered.latency);
-        }
-        Ok(all)
-    }
-}
-
-/// The bare sender with its clients, which are ended first.
-struct Bare {
-    sessions: Sessions,
-    sender: Worker,
-}
-
-impl Bare {
-    async fn start(args: &FanoutArgs) -> Result<Self, Failure> {
-        let arguments = ["--sockets".to_owned(), args.sessions.to_string()];
-        let mut sender = Worker::start("bare-sender", &arguments, None)?;
-        let Listening { address } = sender.answer(ANSWER_MAX).await?;
-        let address: SocketAddr = address.parse().map_err(|_| Failure::other("the bare sender gave no address"))?;
-        let endpoint = Endpoint::new(&format!("http://{address}"), None).map_err(Failure::other)?;
-        let mut sessions = Sessions::start(args, &endpoint, None)?;
-        sessions.all_joined(JOIN_MAX).await?;
-        sender.answer::<Accepted>(ANSWER_MAX).await?;
-        Ok(Self { sessions, sender })
-    }
-
-    /// CPU of one send, in microseconds.
-    async fn round(&mut self, args: &FanoutArgs, frame_bytes: u64) -> Result<f64, Failure> {
-        let round = SendRound {
-            messages: u64::from(args.rate) * u64::from(args.seconds),
-            rate: args.rate,
-            frame_bytes: usize::try_from(frame_bytes).unwrap_or(usize::MAX),
-        };
-        self.sender.ask(&round).await?;
-        let limit = ANSWER_MAX + Duration::from_secs(u64::from(args.seconds) * 10);
-        let sent: Sent = self.sender.answer(limit).await?;
-        let begun = Instant::now();
-        while self.sessions.ask(Question::Look).await?.deliveries < sent.sends && begun.elapsed() < ARRIVE_MAX {
-            tokio::time::sleep(POLL).await;
-        }
-        self.sessions.ask(Question::Reset).await?;
-        Ok(sent.cpu_us as f64 / sent.sends.max(1) as f64)
-    }
+async fn join(args: &FanoutArgs, server: &ServerUnderTest, sessions: &mut Sessions) -> Result<Joined, Failure> {
+    progress(&format!("{} sessions join, from {} processes", args.sessions, sessions.processes()));
+    let before = process::resident_bytes(server.pid())?;
+    let (begun, ramp) = (Instant::now(), Duration::from_secs(args.ramp.unwrap_or(0).into()));
+    sessions.connect(args.sessions as usize, ramp).await?;
+    sessions.until_joined(args.sessions as usize, JOIN_MAX + ramp).await?;
+    let seconds = begun.elapsed().as_secs_f64();
+    tokio::time::sleep(SETTLE).await;
+    let grown = process::resident_bytes(server.pid())?.saturating_sub(before);
+    Ok(Joined { seconds, memory_bytes_a_session: grown / u64::from(args.sessions) })
 }

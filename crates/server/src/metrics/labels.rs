@@ -47,6 +47,8 @@ label! {
         HubCommands = "hub_commands",
         /// How far behind a client may be.
         CatchUp = "catch_up",
+        /// Reads for catching up a second.
+        CatchUpRate = "catch_up_rate",
         /// Reads for catching up in flight.
         Reads = "reads",
         /// Bytes that wait for one socket or stream.

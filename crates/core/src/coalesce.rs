@@ -61,6 +61,12 @@ impl Window {
         Self { limits, kind, length: Duration::ZERO }
     }
 
+    /// The same at a length that it had under other limits.
+    #[must_use]
+    pub fn at(self, length: Duration) -> Self {
+        Self { length: length.min(self.limits.most.max(self.limits.base)), ..self }
+    }
+
     /// Takes a look: `connected` sessions over all gateways, under this pressure. Called a few times a second; each look
     /// makes the window half as long again at [`HIGH`] and above, and a third shorter below [`LOW`].
     pub fn look(&mut self, connected: u64, pressure: Permille) -> Duration {

@@ -82,11 +82,10 @@ pub const MERGE_MS_MAX: u16 = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Coalescing window in milliseconds, 0 to 1,000. Kept and shown; takes effect with the fan-out to large conversations,
-    /// which is not built yet.
+    /// The window in which the frames of a crowded conversation gather, in milliseconds, 0 to 1,000.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub coalesce_ms: Option<u16>,
-    /// How far the window may grow under pressure, in milliseconds, 0 to 1,000. Kept and shown; no effect yet.
+    /// How far the window may grow under pressure, in milliseconds, 0 to 1,000.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub coalesce_max_ms: Option<u16>,
     /// What happens to a message that arrives while a turn runs.

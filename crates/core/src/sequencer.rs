@@ -172,7 +172,8 @@ pub enum Action {
     Halt(Option<Broken>),
 }
 
-type Key = (Subject, ClientMsgId);
+/// The client's id first: it tells nearly all keys of a conversation apart, the sender next to none.
+type Key = (ClientMsgId, Subject);
 
 #[derive(Debug)]
 struct Group {
@@ -391,6 +392,7 @@ impl Sequencer {
         let mut seq = flight.first;
         let mut duplicates = duplicates.iter().peekable();
         for group in flight.groups {
+            let answered_at = out.len();
             let mut receipts = Vec::with_capacity(group.drafts.len());
             let mut reused = false;
             for draft in group.drafts {
@@ -407,10 +409,12 @@ impl Sequencer {
                 }
                 seq = seq.next();
             }
-            out.push(match reused {
+            // Before its records are shown: what the sender's own socket is shown joins the answer there, in one write.
+            let answer = match reused {
                 true => Action::Refuse(group.ticket, key_reused()),
                 false => Action::Ack(group.ticket, receipts),
-            });
+            };
+            out.insert(answered_at, answer);
         }
         // The head stands at `hi` even if the last number became a hole; the next batch's `prev` must say the same.
         self.last_seq = flight.hi;
@@ -463,7 +467,7 @@ impl Sequencer {
 }
 
 fn key_of(draft: &Draft) -> Key {
-    (draft.sender.clone(), draft.client_msg_id.clone())
+    (draft.client_msg_id.clone(), draft.sender.clone())
 }
 
 fn answer_duplicate(ticket: Ticket, body_hash: BodyHash, original: &Original) -> Action {

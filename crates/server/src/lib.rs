@@ -7,6 +7,7 @@ pub mod canary;
 pub mod cluster;
 pub mod config;
 pub mod cursors;
+pub mod delivery;
 pub mod events;
 pub mod frame;
 pub mod gateway;

@@ -93,6 +93,10 @@ pub enum Rule {
     CheckpointsForget,
     /// A session is thawed from its checkpoint.
     CheckpointsAreUsed,
+    /// A session that is added to its worker's is shown what is handed over from then on (D2).
+    ShownFromAdding,
+    /// A session that moves to another group of its window is shown at once what waits for it (D2).
+    MovedIsShown,
 }
 
 /// The rules that hold.

@@ -199,6 +199,11 @@ async fn serve(
         Registered::Stopped(ended) => return Ok(ended),
     };
     let Assembled { gateway, router, open } = assemble(&node, port, agents, &key, &config)?;
+    gateway
+        .hubs()
+        .workers()
+        .report_to(&progress, node.seams.now())
+        .expect("there are fewer than the board has room for");
     node.seams.spawn("progress", report_progress(Arc::clone(&node), progress));
     let addresses = Started { listen: listener.addr(), ops_listen: ops.addr(), mode: key.mode, incarnation: node.me };
     let serving = tokio::spawn(listener.serve(gateway.clone()));
@@ -429,8 +434,7 @@ async fn shut_down(node: &Arc<Node>, gateway: &Gateway, router: &Router, open: O
 
 /// The runtime proves now and then that it runs tasks.
 async fn report_progress(node: Arc<Node>, progress: ProgressBoard) {
-    let worker =
-        progress.register("runtime", node.seams.now()).expect("the board is new, and this is its first worker");
+    let worker = progress.register("runtime", node.seams.now()).expect("there are fewer than the board has room for");
     loop {
         node.seams.sleep(PROGRESS).await;
         worker.tick(node.seams.now());

@@ -104,12 +104,29 @@ impl PhoenixSocket {
     /// # Errors
     /// `Unreachable` if the socket has ended.
     pub async fn push(&mut self, joined: &Joined, event: &str, payload: &str) -> Result<u64, ClientError> {
+        let reference = self.queue(joined, event, payload);
+        self.flush().await?;
+        Ok(reference)
+    }
+
+    /// As [`PhoenixSocket::push`], with the next [`PhoenixSocket::flush`]: for several that leave in one write.
+    pub fn queue(&mut self, joined: &Joined, event: &str, payload: &str) -> u64 {
         self.next_reference += 1;
         let reference = self.next_reference;
         let Joined { topic, join_reference, .. } = joined;
         let text = format!(r#"["{join_reference}","{reference}","{topic}","{event}",{payload}]"#);
-        self.write(&text).await?;
-        Ok(reference)
+        encode_client_frame(FrameKind::Text, text.as_bytes(), &mut self.out);
+        reference
+    }
+
+    /// Writes what was queued. Not cancel-safe: a part of it may have left.
+    ///
+    /// # Errors
+    /// `Unreachable` if the socket has ended.
+    pub async fn flush(&mut self) -> Result<(), ClientError> {
+        let written = self.stream.write_all(&self.out).await;
+        self.out.clear();
+        written.map_err(|error| broken(&error))
     }
 
     /// Says that it is there, which the server answers; a socket that is silent for 75 s is closed.
@@ -119,13 +136,8 @@ impl PhoenixSocket {
     pub async fn heartbeat(&mut self) -> Result<(), ClientError> {
         self.next_reference += 1;
         let text = format!(r#"[null,"{}","phoenix","heartbeat",{{}}]"#, self.next_reference);
-        self.write(&text).await
-    }
-
-    async fn write(&mut self, text: &str) -> Result<(), ClientError> {
-        self.out.clear();
         encode_client_frame(FrameKind::Text, text.as_bytes(), &mut self.out);
-        self.stream.write_all(&self.out).await.map_err(|error| broken(&error))
+        self.flush().await
     }
 
     /// The next message. Cancel-safe: bytes that were read stay in the buffer.
@@ -144,30 +156,50 @@ impl PhoenixSocket {
         self.next_text(quick_reply).await
     }
 
+    /// The same, if it has been read already; waits for nothing.
+    ///
+    /// # Errors
+    /// As [`PhoenixSocket::next`].
+    pub fn reply_at_hand(&mut self) -> Result<Option<(u64, bool)>, ClientError> {
+        self.text_at_hand(&mut quick_reply)
+    }
+
     async fn next_text<T>(&mut self, mut take: impl FnMut(&[u8]) -> Option<T>) -> Result<T, ClientError> {
         loop {
+            if let Some(taken) = self.text_at_hand(&mut take)? {
+                return Ok(taken);
+            }
+            // Pongs, which no text that was taken held up.
+            if !self.out.is_empty() {
+                self.flush().await?;
+            }
+            let read = self.stream.read_buf(self.frames.buffer()).await.map_err(|error| broken(&error))?;
+            if read == 0 {
+                return Err(ClientError::Unreachable("the socket ended".to_owned()));
+            }
+        }
+    }
+
+    /// The next text that is taken out of what was read. Pings are answered with the next flush.
+    fn text_at_hand<T>(&mut self, take: &mut impl FnMut(&[u8]) -> Option<T>) -> Result<Option<T>, ClientError> {
+        let out = &mut self.out;
+        loop {
             let frame = self.frames.next(|kind, payload| match kind {
-                FrameKind::Text => (kind, take(payload), Vec::new()),
-                _ => (kind, None, payload.to_vec()),
-            });
-            match frame.map_err(|error| ClientError::Unexpected(error.to_string()))? {
-                Some((FrameKind::Text, Some(taken), _)) => return Ok(taken),
-                Some((FrameKind::Ping, _, payload)) => {
-                    self.out.clear();
-                    encode_client_frame(FrameKind::Pong, &payload, &mut self.out);
-                    self.stream.write_all(&self.out).await.map_err(|error| broken(&error))?;
+                FrameKind::Text => Ok(take(payload)),
+                FrameKind::Binary | FrameKind::Pong => Ok(None),
+                FrameKind::Ping => {
+                    encode_client_frame(FrameKind::Pong, payload, out);
+                    Ok(None)
                 }
-                Some((FrameKind::Close, _, payload)) => {
+                FrameKind::Close => {
                     let code = payload.first_chunk::<2>().map_or(0, |code| u16::from_be_bytes(*code));
-                    return Err(ClientError::Unreachable(format!("the server closed the socket with {code}")));
+                    Err(ClientError::Unreachable(format!("the server closed the socket with {code}")))
                 }
-                Some((FrameKind::Text | FrameKind::Binary | FrameKind::Pong, ..)) => {}
-                None => {
-                    let read = self.stream.read_buf(self.frames.buffer()).await.map_err(|error| broken(&error))?;
-                    if read == 0 {
-                        return Err(ClientError::Unreachable("the socket ended".to_owned()));
-                    }
-                }
+            });
+            match frame.map_err(|error| ClientError::Unexpected(error.to_string()))?.transpose()? {
+                Some(Some(taken)) => return Ok(Some(taken)),
+                Some(None) => {}
+                None => return Ok(None),
             }
         }
     }
@@ -221,6 +253,10 @@ fn parse(payload: &[u8]) -> Result<Incoming, ClientError> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::{Bytes, BytesMut};
+    use conch_core::wire::websocket::{Incoming, Reader, Side, ping_frame, text_frame};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -233,6 +269,47 @@ mod tests {
         let broadcast = parse(br#"[null,null,"conversation:a","message",{"seq":3}]"#).expect("parses");
         assert!(broadcast.reference.is_none() && broadcast.reply().is_none());
         assert!(parse(b"{}").is_err());
+    }
+
+    #[tokio::test]
+    async fn what_is_queued_leaves_together_and_what_has_come_is_at_hand() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has a free port");
+        let endpoint = Endpoint::new(&format!("http://{}", listener.local_addr().expect("bound")), None);
+        let server = async {
+            let (mut stream, _) = listener.accept().await.expect("the client connects");
+            let mut asked = BytesMut::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                stream.read_buf(&mut asked).await.expect("the upgrade is asked for");
+            }
+            // In one write, so that all of it has come when the first is read.
+            let reply = |number: u64| text_frame(&format!(r#"["1","{number}","t","phx_reply",{{"status":"ok"}}]"#));
+            let head = &b"HTTP/1.1 101 Switching Protocols\r\n\r\n"[..];
+            let answer = [head, &reply(1), &ping_frame(b"p"), &text_frame("[null,null,1]"), &reply(2)].concat();
+            stream.write_all(&answer).await.expect("the client reads");
+            let mut sent = BytesMut::new();
+            while stream.read_buf(&mut sent).await.expect("the client closes") > 0 {}
+            sent
+        };
+        let client = async {
+            let mut socket = PhoenixSocket::connect(&endpoint.expect("valid")).await.expect("upgraded");
+            let topic = Joined { topic: "t".to_owned(), join_reference: 1, response: Box::default() };
+            assert_eq!((socket.queue(&topic, "a", "{}"), socket.queue(&topic, "b", "{}")), (1, 2));
+            socket.flush().await.expect("open");
+            let first = socket.next_reply().await.expect("answered");
+            assert_eq!(first, (1, true));
+            assert_eq!(socket.reply_at_hand().expect("frames"), Some((2, true)));
+            assert_eq!(socket.reply_at_hand().expect("frames"), None);
+            socket.flush().await.expect("open");
+        };
+        let (mut sent, ()) = tokio::join!(server, client);
+        let mut reader = Reader::new(Side::Server, 1_000);
+        let frames = std::iter::from_fn(|| reader.next(&mut sent).expect("frames of a client"));
+        let expected = [
+            Incoming::Text(r#"["1","1","t","a",{}]"#.to_owned()),
+            Incoming::Text(r#"["1","2","t","b",{}]"#.to_owned()),
+            Incoming::Pong(Bytes::from_static(b"p")),
+        ];
+        assert_eq!(frames.collect::<Vec<_>>(), expected);
     }
 
     #[test]

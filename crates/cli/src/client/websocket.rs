@@ -63,7 +63,11 @@ pub fn encode_client_frame(kind: FrameKind, payload: &[u8], out: &mut Vec<u8>) {
         }
     }
     out.extend_from_slice(&MASK);
-    out.extend(payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+    let begun = out.len();
+    out.extend_from_slice(payload);
+    for chunk in out[begun..].chunks_mut(MASK.len()) {
+        chunk.iter_mut().zip(MASK).for_each(|(byte, mask)| *byte ^= mask);
+    }
 }
 
 /// Frames out of the bytes of a server, which come in any cut.

@@ -49,8 +49,8 @@ fn numbers_start_after_what_was_reserved_and_blocks_are_reserved_with_the_write(
     assert_eq!((request.prev, request.hi, request.reserve), (Seq(10), Seq(2_001), Seq(3_000)));
 
     let actions = step(&mut sequencer, CERTAIN, landed());
-    assert!(matches!(&actions[0], Action::Publish { prev: Seq(10), record } if record.seq == Seq(2_001)));
-    assert!(matches!(&actions[1], Action::Ack(Ticket(1), receipts) if receipts[0].outcome == Outcome::Appended));
+    assert!(matches!(&actions[0], Action::Ack(Ticket(1), receipts) if receipts[0].outcome == Outcome::Appended));
+    assert!(matches!(&actions[1], Action::Publish { prev: Seq(10), record } if record.seq == Seq(2_001)));
 
     let actions = step(&mut sequencer, CERTAIN, Input::Append(Ticket(2), vec![draft("b", "x")]));
     let request = commit(&actions);
@@ -104,7 +104,7 @@ fn a_duplicate_that_the_store_found_leaves_a_hole_and_is_not_shown() {
     let actions = step(&mut sequencer, CERTAIN, landed());
     let shown =
         |action: &Action| matches!(action, Action::Publish { prev: Seq(10), record } if record.seq == Seq(2_002));
-    assert!(shown(&actions[0]), "a hole stands before no record");
+    assert!(shown(&actions[1]), "a hole stands before no record");
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::coalesce::CoalesceLimits;
 use conch_core::ids::AgentName;
 use conch_core::sequencer::SequencerLimits;
 
@@ -75,6 +77,15 @@ impl Config {
             linger: Duration::from_millis(limits.hub_linger_ms),
             silence: Duration::from_millis(limits.owner_silence_ms),
             presence_threshold: self.fanout.presence_count_from,
+            workers: match self.fanout.workers {
+                0 => std::thread::available_parallelism().map_or(1, NonZero::get),
+                workers => workers,
+            },
+            coalesce: CoalesceLimits {
+                sessions: self.fanout.coalesce_sessions as u64,
+                base: Duration::from_millis(self.fanout.coalesce_ms),
+                most: Duration::from_millis(self.fanout.coalesce_max_ms),
+            },
         }
     }
 

@@ -257,6 +257,14 @@ section! {
         catch_up_reads_per_s: u32 = 200, Range(1, 100_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
+        /// Connected sessions of a conversation, over all nodes, from which on its frames gather before they are written.
+        coalesce_sessions: usize = 1_000, Range(2, 1_000_000);
+        /// Milliseconds for which they gather, if the conversation's settings do not say.
+        coalesce_ms: u64 = 50, Range(0, 1_000);
+        /// To which that grows under pressure, if the conversation's settings do not say.
+        coalesce_max_ms: u64 = 300, Range(0, 1_000);
+        /// Tasks that write to sockets and streams, each to those that are pinned to it. 0: one for each processor.
+        workers: usize = 0, Range(0, 256);
     }
 }
 

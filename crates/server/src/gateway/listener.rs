@@ -153,9 +153,9 @@ async fn serve_connection(
 /// What every request goes through: header limits, the page's origin, time, and the count.
 pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: Request, next: Next) -> Response {
     let started = gateway.node().seams.now();
-    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let shown = extract::redacted(request.uri());
+    let shown = tracing::enabled!(tracing::Level::DEBUG).then(|| extract::redacted(request.uri()));
     let method = request.method().clone();
     let response = match checked(&gateway, &request) {
         Ok(Page::Foreign) if method == Method::OPTIONS => preflight(&request),
@@ -174,7 +174,7 @@ pub(super) async fn common_checks(State(gateway): State<Gateway>, mut request: R
     if let Some(code) = response.extensions().get::<Code>() {
         gateway.node().metrics.refused(*code);
     }
-    gateway.node().metrics.answered(route.as_deref(), response.status().as_u16(), took);
+    gateway.node().metrics.answered(route.as_ref().map(MatchedPath::as_str), response.status().as_u16(), took);
     response
 }
 

@@ -51,6 +51,12 @@ impl<T> Queue<T> {
         Push::Accepted
     }
 
+    /// The same with an item of which a part may be dropped and a part may not: as one if it finds the room of the former. One
+    /// that is larger by itself goes in parts.
+    pub(super) fn push_joined(&self, item: T, bytes: usize) -> Push {
+        if bytes > self.limit_bytes / 2 { Push::Behind } else { self.push(item, bytes, Class::Live) }
+    }
+
     /// The next item; `None` when the queue is closed and empty. Cancel safe.
     pub(super) async fn next(&self) -> Option<T> {
         loop {

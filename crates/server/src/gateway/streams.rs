@@ -25,6 +25,7 @@ use super::input::{Path, Query, conversation_ref};
 use super::queue::Queue;
 use super::{Caller, Gateway, Shutdown, Slot};
 use crate::auth::grants::{Permission, Principal};
+use crate::delivery::Batch;
 use crate::frame::Frame;
 use crate::hub::Join;
 use crate::hub::sink::{FrameSink, Joined, Push, Sink};
@@ -229,6 +230,11 @@ impl FrameSink for EventSink {
     fn push(&self, frame: &Arc<Frame>) -> Push {
         let event = frame.event_stream();
         self.0.push(event.clone(), event.len(), frame.class())
+    }
+
+    fn push_joined(&self, batch: &Batch) -> Push {
+        let events = batch.event_stream();
+        self.0.push_joined(events.clone(), events.len())
     }
 
     fn room(&self) -> BoxFuture<'static, ()> {

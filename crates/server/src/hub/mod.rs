@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use conch_core::coalesce::CoalesceLimits;
 use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::shed::Rung;
@@ -25,6 +26,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::bounded;
+use crate::delivery::Workers;
+use crate::delivery::shard::{Report, Reports};
 use crate::metrics::{Queue, Shed};
 use crate::node::Node;
 use crate::owner::Present;
@@ -60,6 +63,10 @@ pub struct HubLimits {
     pub silence: Duration,
     /// From this many sessions on, presence is a count.
     pub presence_threshold: usize,
+    /// Tasks that write to the gateway's sessions.
+    pub workers: usize,
+    /// When and how much is gathered before it is written.
+    pub coalesce: CoalesceLimits,
 }
 
 impl Default for HubLimits {
@@ -77,6 +84,8 @@ impl Default for HubLimits {
             linger: Duration::from_secs(5),
             silence: Duration::from_secs(3),
             presence_threshold: 1_000,
+            workers: 2,
+            coalesce: CoalesceLimits::default(),
         }
     }
 }
@@ -151,21 +160,35 @@ pub(crate) enum Attach {
     Gone,
 }
 
-/// The sessions that left since the hub last looked. Leaving never waits and never fails.
+/// What came back since the hub last looked: sessions that left, and reports of the delivery workers. Neither ever waits or
+/// fails; a session is in each once at most.
 #[derive(Debug, Default)]
-pub(crate) struct Leavers {
-    ids: Mutex<Vec<SessionId>>,
+pub(crate) struct Returns {
+    came: Mutex<Came>,
     wake: Notify,
 }
 
-impl Leavers {
+#[derive(Debug, Default)]
+pub(crate) struct Came {
+    left: Vec<SessionId>,
+    reports: Vec<Report>,
+}
+
+impl Returns {
     fn leave(&self, id: SessionId) {
-        self.ids.lock().expect("no holder panics").push(id);
+        self.came.lock().expect("no holder panics").left.push(id);
         self.wake.notify_one();
     }
 
-    fn take(&self) -> Vec<SessionId> {
-        std::mem::take(&mut *self.ids.lock().expect("no holder panics"))
+    fn take(&self) -> Came {
+        std::mem::take(&mut *self.came.lock().expect("no holder panics"))
+    }
+}
+
+impl Reports for Returns {
+    fn report(&self, reports: Vec<Report>) {
+        self.came.lock().expect("no holder panics").reports.extend(reports);
+        self.wake.notify_one();
     }
 }
 
@@ -193,7 +216,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.hub.leavers.leave(self.id);
+        self.hub.returns.leave(self.id);
         let mut table = self.hubs.table();
         table.sessions -= 1;
         if let Some(entry) = table.hubs.get_mut(&self.conversation.key)
@@ -208,7 +231,7 @@ impl Drop for Session {
 #[derive(Clone)]
 pub(crate) struct HubHandle {
     pub(crate) commands: mpsc::Sender<Command>,
-    pub(crate) leavers: Arc<Leavers>,
+    pub(crate) returns: Arc<Returns>,
 }
 
 /// The hubs of a gateway. Cheap to clone.
@@ -222,6 +245,7 @@ pub(crate) struct Shared {
     pub(crate) router: Router,
     pub(crate) limits: HubLimits,
     reads: Reads,
+    pub(crate) workers: Workers,
     table: Mutex<Table>,
 }
 
@@ -246,7 +270,13 @@ impl Hubs {
     pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
         let reads = Reads::new(Arc::clone(&node), &limits);
         node.seams.spawn("pressure", pressure::watch(Arc::clone(&node)));
-        Self { shared: Arc::new(Shared { node, router, limits, reads, table: Mutex::default() }) }
+        let workers = Workers::start(&node, limits.workers);
+        Self { shared: Arc::new(Shared { node, router, limits, reads, workers, table: Mutex::default() }) }
+    }
+
+    /// Those that write to the gateway's connections.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.shared.workers
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -365,5 +395,7 @@ fn unavailable() -> Refusal {
     Refusal::retry(Code::ConversationUnavailable, "the conversation's hub is restarting", Retry::SOON)
 }
 
+#[cfg(test)]
+mod crowd_tests;
 #[cfg(test)]
 mod tests;

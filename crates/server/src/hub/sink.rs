@@ -6,6 +6,7 @@ use conch_core::ids::{Epoch, LogId, Seq};
 use conch_core::refusal::Refusal;
 use futures_util::future::BoxFuture;
 
+use crate::delivery::Batch;
 use crate::frame::Frame;
 
 /// What became of a push.
@@ -57,6 +58,16 @@ pub trait FrameSink: Send + Sync + 'static {
     /// Takes a frame, or says why not. A live frame is refused at a lower fill than a durable one, so that records always
     /// find more room.
     fn push(&self, frame: &Arc<Frame>) -> Push;
+
+    /// Takes several frames as one, or none of them: [`Push::Behind`] where it cannot, or finds room only where records do.
+    fn push_joined(&self, _batch: &Batch) -> Push {
+        Push::Behind
+    }
+
+    /// The delivery worker that the connection is pinned to, if it is to one.
+    fn worker(&self) -> Option<usize> {
+        None
+    }
 
     /// Completes when there is room again (or the connection is gone): after [`Push::Behind`].
     fn room(&self) -> BoxFuture<'static, ()>;

@@ -16,14 +16,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::catch_up::CatchUpTask;
 use super::sink::{CatchUp, Joined, Push, Sink};
-use super::{Attach, Command, HubHandle, Hubs, Join, Leavers, Right, SessionId, Shared, unavailable};
+use super::{Attach, Came, Command, HubHandle, Hubs, Join, Returns, Right, SessionId, Shared, unavailable};
 use crate::bounded;
+use crate::delivery::shard::{History, Member, Report, Shard, ShardLimits, Step};
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 use crate::rules::Rule;
+use gathering::{Crowd, Gathering};
 
 mod following;
+mod gathering;
 mod members;
 mod presence;
 mod reach;
@@ -47,7 +50,7 @@ fn hub_number(node: Incarnation, number: u64) -> u64 {
 /// Starts a hub's task; no two of a node have the same `number`.
 pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef, number: u64) -> HubHandle {
     let (commands, inbox) = mpsc::channel(shared.limits.commands);
-    let handle = HubHandle { commands, leavers: Arc::new(Leavers::default()) };
+    let handle = HubHandle { commands, returns: Arc::new(Returns::default()) };
     let seams = shared.node.seams.clone();
     let hub = Hub::new(hubs, shared, conversation, handle.clone(), inbox, number);
     seams.spawn("hub", hub.run());
@@ -57,8 +60,8 @@ pub(super) fn start(hubs: Hubs, shared: Arc<Shared>, conversation: ConvRef, numb
 /// Where a session stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// It has everything up to this seq and gets what follows.
-    Live(Seq),
+    /// It gets what follows; its delivery worker knows up to where it has everything.
+    Live,
     /// A task of its own brings it nearer.
     CatchingUp,
 }
@@ -68,8 +71,6 @@ struct Watcher {
     sub: Subject,
     right: Right,
     stage: Stage,
-    /// A live event was dropped: the next one needs a snapshot before it.
-    missed_live: bool,
     /// The history changed, and it has not been told yet: nothing else comes before that.
     resync_due: bool,
 }
@@ -112,6 +113,10 @@ struct Hub {
     ring: Ring<Arc<Frame>>,
     live: LiveView,
     watchers: BTreeMap<SessionId, Watcher>,
+    /// The live ones, by delivery worker; none where there is none yet.
+    shards: Vec<Option<Arc<Shard>>>,
+    history: History,
+    gathering: Gathering,
     waiting: Vec<Waiting>,
     presence: Presence,
     presence_due: Option<BoxFuture<'static, ()>>,
@@ -126,7 +131,8 @@ enum Wake {
     Frame(Option<FollowFrame>),
     Command(Option<Command>),
     Followed(Result<Follow, Refusal>),
-    Left,
+    Looked(Option<Crowd>),
+    Returned,
     PresenceDue,
     MembersDue,
     Tick,
@@ -154,6 +160,9 @@ impl Hub {
             ring: Ring::new(limits.ring_records, limits.ring_bytes),
             live: LiveView::default(),
             watchers: BTreeMap::new(),
+            shards: vec![None; shared.workers.all().len()],
+            history: History::default(),
+            gathering: Gathering::default(),
             waiting: Vec::new(),
             presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
@@ -179,7 +188,8 @@ impl Hub {
                 Wake::Command(None) => return,
                 Wake::Followed(Ok(follow)) => self.followed(follow).await,
                 Wake::Followed(Err(refusal)) => self.not_followed(&refusal),
-                Wake::Left => self.remove_leavers(),
+                Wake::Looked(crowd) => self.looked(crowd),
+                Wake::Returned => self.returned(),
                 Wake::PresenceDue => self.show_presence(),
                 Wake::MembersDue => self.look_at_members(),
                 Wake::Tick => self.tick(),
@@ -204,6 +214,7 @@ impl Hub {
                 None => std::future::pending().await,
             }
         };
+        let looked = self.gathering.looked();
         let presence_due = async {
             match &mut self.presence_due {
                 Some(due) => due.await,
@@ -215,7 +226,8 @@ impl Hub {
             frame = frame => Wake::Frame(frame),
             result = followed => Wake::Followed(result),
             command = self.inbox.recv() => Wake::Command(command),
-            () = self.handle.leavers.wake.notified() => Wake::Left,
+            () = self.handle.returns.wake.notified() => Wake::Returned,
+            crowd = looked => Wake::Looked(crowd),
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,
             () = &mut self.tick => Wake::Tick,
@@ -238,6 +250,7 @@ impl Hub {
             let _ = waiting.answer.send(Err(refusal));
         }
         self.show_presence();
+        self.look_at_the_crowd();
     }
 
     fn has_lingered(&self) -> bool {

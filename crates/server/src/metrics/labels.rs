@@ -45,6 +45,8 @@ label! {
         Followers = "followers",
         /// Commands that wait for one hub.
         HubCommands = "hub_commands",
+        /// Frames that wait for a delivery worker, per conversation.
+        Shard = "shard",
         /// How far behind a client may be.
         CatchUp = "catch_up",
         /// Reads for catching up a second.

@@ -55,7 +55,7 @@ struct Told {
     events: Vec<Event>,
     /// The highest number that was acknowledged, by conversation.
     acked: BTreeMap<ConversationId, Seq>,
-    /// The last number that was shown, by observer.
+    /// Up to which number each observer was shown the log. After a resync it begins at the head, and may be shown no record.
     shown: BTreeMap<String, Seq>,
 }
 
@@ -81,7 +81,7 @@ impl History {
                 let highest = told.acked.entry(conversation.clone()).or_default();
                 *highest = (*highest).max(*seq);
             }
-            Event::Observed { observer, seq, .. } => {
+            Event::Observed { observer, seq, .. } | Event::CaughtUp { observer, seq, .. } => {
                 told.shown.insert(observer.clone(), *seq);
             }
             _ => {}
@@ -115,7 +115,7 @@ impl History {
         self.told.lock().expect("nobody panicked").acked.get(&room).copied().unwrap_or(Seq(0))
     }
 
-    /// The last number that an observer was shown.
+    /// Up to which number an observer was shown the log.
     pub(crate) fn shown(&self, who: &str) -> Seq {
         self.told.lock().expect("nobody panicked").shown.get(who).copied().unwrap_or(Seq(0))
     }

@@ -9,6 +9,7 @@ use conch_core::wire::websocket;
 use futures_util::future::BoxFuture;
 
 use super::outbox::Outbox;
+use crate::delivery::Batch;
 use crate::frame::Frame;
 use crate::hub::Session;
 use crate::hub::sink::{FrameSink, Joined, Push, Sink};
@@ -143,6 +144,14 @@ impl FrameSink for ChannelSink {
         self.outbox.push(frame.websocket(), frame.class())
     }
 
+    fn push_joined(&self, batch: &Batch) -> Push {
+        self.outbox.push_joined(batch.websocket())
+    }
+
+    fn worker(&self) -> Option<usize> {
+        Some(self.outbox.worker())
+    }
+
     fn room(&self) -> BoxFuture<'static, ()> {
         let outbox = Arc::clone(&self.outbox);
         Box::pin(async move { outbox.room().await })
@@ -186,7 +195,9 @@ mod tests {
     async fn channel() -> Arc<Channel> {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
         let stream = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connects");
-        let outbox = Arc::new(Outbox::new(Arc::new(stream), 1024));
+        let gateway = crate::testing::gateway(&crate::config::Config::default());
+        let worker = Arc::clone(gateway.hubs().workers().pin());
+        let outbox = Arc::new(Outbox::new(Arc::new(stream), 1024, worker));
         Arc::new(Channel::new("conversation:c".into(), Some("1".into()), None, outbox))
     }
 

@@ -3,6 +3,7 @@
 //! Invariant: an idle connection holds no read buffer and an empty queue. The order of a client's pushes to one topic is
 //! the order in which they reach its owner.
 
+use std::hash::{DefaultHasher, Hasher};
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use bytes::BytesMut;
 use conch_core::refusal::{Code, Refusal};
 use conch_core::wire::phoenix::{self, ClientFrame, Status, Topic};
 use conch_core::wire::websocket::{self, CloseCode, Incoming, Reader, Side};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -52,8 +54,23 @@ pub(super) struct Connection {
 
 /// A joined channel and the lane of its pushes.
 pub(super) struct Joined {
+    /// Of its topic. Found by it, without a look at each topic's text, which lies somewhere else in memory.
+    digest: u64,
     pub(super) channel: Arc<Channel>,
     pub(super) lane: Lane,
+}
+
+impl Joined {
+    fn new(channel: Arc<Channel>) -> Self {
+        Self { digest: digest(&channel.topic), channel, lane: Lane::default() }
+    }
+}
+
+/// Equal topics have equal digests; others seldom do.
+fn digest(topic: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(topic.as_bytes());
+    hasher.finish()
 }
 
 /// Whether the connection goes on.
@@ -75,7 +92,8 @@ impl Connection {
     ) -> Self {
         let stream = Arc::new(stream);
         let limits = gateway.limits();
-        let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes));
+        let worker = Arc::clone(gateway.hubs().workers().pin());
+        let outbox = Arc::new(Outbox::new(Arc::clone(&stream), limits.outbox_bytes, worker));
         let frame_bytes = u32::try_from(limits.frame_bytes).unwrap_or(u32::MAX);
         Self {
             principal,
@@ -200,17 +218,24 @@ impl Connection {
         }
     }
 
+    /// Takes what has come. A read that leaves room has taken everything: the socket counts as read out, as if another read
+    /// had found nothing, and the next bytes make it readable again.
     fn read(&mut self) -> Next {
         let mut bytes = [0; READ_BYTES];
-        match self.stream.try_read(&mut bytes) {
-            Ok(0) => Next::End,
-            Ok(count) => {
+        let mut count = None;
+        let read = self.stream.try_io(Interest::READABLE, || {
+            let taken = *count.insert(rustix::io::read(&*self.stream, &mut bytes)?);
+            if (1..READ_BYTES).contains(&taken) { Err(ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        match (count, read) {
+            (Some(0), _) => Next::End,
+            (Some(count), _) => {
                 self.buffer.extend_from_slice(&bytes[..count]);
                 self.last_read = Instant::now();
                 Next::GoOn
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Next::GoOn,
-            Err(_) => Next::End,
+            (None, Err(error)) if error.kind() != ErrorKind::WouldBlock => Next::End,
+            (None, _) => Next::GoOn,
         }
     }
 
@@ -299,7 +324,8 @@ impl Connection {
     }
 
     fn joined(&self, topic: &str) -> Option<&Joined> {
-        self.channels.iter().find(|joined| *joined.channel.topic == *topic)
+        let digest = digest(topic);
+        self.channels.iter().find(|joined| joined.digest == digest && *joined.channel.topic == *topic)
     }
 
     /// Leaves a topic, if it is joined, and tells the client.
@@ -347,7 +373,7 @@ impl Connection {
         let channel = Arc::new(Channel::new(name, join_ref, conversation, Arc::clone(&self.outbox)));
         // One at a time: most sockets join one topic or two, and room for four would be left empty.
         self.channels.reserve_exact(1);
-        self.channels.push(Joined { channel: Arc::clone(&channel), lane: Lane::default() });
+        self.channels.push(Joined::new(Arc::clone(&channel)));
         let reference: Option<Arc<str>> = frame.reference.as_deref().map(Into::into);
         let (gateway, principal) = (self.gateway.clone(), Arc::clone(&self.principal));
         tokio::spawn(join_task(gateway, principal, channel, reference, payload));

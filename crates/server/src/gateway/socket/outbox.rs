@@ -1,6 +1,10 @@
 //! A socket's outgoing side: shared bytes, written straight to the kernel where it takes them, queued within a bound
 //! where it does not.
 //!
+//! A broadcast is written at once by whoever pushes it, if nothing waits before it. Answers wait for the socket's delivery worker,
+//! and whatever comes meanwhile leaves with them in one write. Where the kernel takes no more, the connection's task waits until it
+//! does.
+//!
 //! Invariant: bytes leave in the order of the calls, and no more than the bound waits. Frames are shared [`Bytes`]: a
 //! queue of a thousand slow sockets holds one copy of what they wait for.
 //!
@@ -14,6 +18,7 @@ use bytes::{Buf, Bytes};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
+use crate::delivery::{Worker, Write};
 use crate::frame::Class;
 use crate::hub::sink::Push;
 
@@ -24,8 +29,9 @@ const GATHER: usize = 32;
 pub(super) struct Outbox {
     stream: Arc<TcpStream>,
     limit_bytes: usize,
+    worker: Arc<Worker>,
     queue: Mutex<Queue>,
-    /// Wakes the connection's task: something waits to be written, or the outbox was closed.
+    /// Wakes the connection's task: the kernel took not all of it, or the outbox was closed.
     work: Notify,
     /// Wakes those who wait for room.
     room: Notify,
@@ -36,6 +42,8 @@ struct Queue {
     frames: VecDeque<Bytes>,
     bytes: usize,
     state: State,
+    /// What waits is about to be written by the worker.
+    is_scheduled: bool,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
@@ -60,10 +68,15 @@ pub(super) enum Flush {
 }
 
 impl Outbox {
-    /// An outbox that lets `limit_bytes` wait.
+    /// An outbox that lets `limit_bytes` wait, for this worker.
     #[must_use]
-    pub(super) fn new(stream: Arc<TcpStream>, limit_bytes: usize) -> Self {
-        Self { stream, limit_bytes, queue: Mutex::default(), work: Notify::new(), room: Notify::new() }
+    pub(super) fn new(stream: Arc<TcpStream>, limit_bytes: usize, worker: Arc<Worker>) -> Self {
+        Self { stream, limit_bytes, worker, queue: Mutex::default(), work: Notify::new(), room: Notify::new() }
+    }
+
+    /// The worker that it is pinned to.
+    pub(super) fn worker(&self) -> usize {
+        self.worker.number
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -94,25 +107,32 @@ impl Outbox {
         if !begun && queue.bytes + rest.len() > limit {
             return Push::Behind;
         }
-        self.enqueue_locked(&mut queue, rest);
+        if queue.frames.is_empty() {
+            // The kernel's buffer is full: the connection's task sees when it is no more.
+            self.work.notify_one();
+        }
+        queue.put(rest);
         Push::Accepted
     }
 
-    /// Queues a frame for the connection's task, which writes several with one call: answers to pushes, which come in
-    /// bursts. They go beyond the bound by a little: a socket over it is read no further ([`Outbox::is_over`]).
-    pub(super) fn answer(&self, frame: Bytes) {
-        let mut queue = self.queue();
-        if queue.state == State::Open {
-            self.enqueue_locked(&mut queue, frame);
-        }
+    /// The same with several frames as one, if they find the room of live ones. What is larger by itself goes in parts.
+    pub(super) fn push_joined(&self, frames: &Bytes) -> Push {
+        if frames.len() > self.limit_bytes / 2 { Push::Behind } else { self.push(frames, Class::Live) }
     }
 
-    fn enqueue_locked(&self, queue: &mut Queue, frame: Bytes) {
-        let was_empty = queue.frames.is_empty();
-        queue.bytes += frame.len();
-        queue.frames.push_back(frame);
-        if was_empty {
-            self.work.notify_one();
+    /// Queues a frame for the worker, which writes several with one call: answers to pushes, which come in bursts. They go
+    /// beyond the bound by a little: a socket over it is read no further ([`Outbox::is_over`]).
+    pub(super) fn answer(self: &Arc<Self>, frame: Bytes) {
+        let mut queue = self.queue();
+        if queue.state != State::Open {
+            return;
+        }
+        // Where something waits already, somebody is about to write it.
+        let is_first = queue.frames.is_empty();
+        queue.put(frame);
+        if is_first && !std::mem::replace(&mut queue.is_scheduled, true) {
+            drop(queue);
+            self.worker.schedule(Arc::clone(self) as Arc<dyn Write>);
         }
     }
 
@@ -120,7 +140,7 @@ impl Outbox {
     pub(super) fn finish(&self, frame: Bytes) {
         let mut queue = self.queue();
         if queue.state == State::Open {
-            self.enqueue_locked(&mut queue, frame);
+            queue.put(frame);
             queue.state = State::Closing;
             self.work.notify_one();
             self.room.notify_waiters();
@@ -143,8 +163,10 @@ impl Outbox {
     pub(super) fn flush(&self) -> Flush {
         let mut queue = self.queue();
         while !queue.frames.is_empty() {
-            let slices: Vec<IoSlice<'_>> = queue.frames.iter().take(GATHER).map(|frame| IoSlice::new(frame)).collect();
-            match self.stream.try_write_vectored(&slices) {
+            let mut slices = [IoSlice::new(&[]); GATHER];
+            let gathered =
+                queue.frames.iter().zip(&mut slices).map(|(frame, slice)| *slice = IoSlice::new(frame)).count();
+            match self.stream.try_write_vectored(&slices[..gathered]) {
                 Ok(0) => self.close_now(&mut queue),
                 Ok(written) => queue.advance(written),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -190,7 +212,21 @@ impl Outbox {
     }
 }
 
+impl Write for Outbox {
+    fn write(&self) {
+        self.queue().is_scheduled = false;
+        if self.flush() != Flush::Empty {
+            self.work.notify_one();
+        }
+    }
+}
+
 impl Queue {
+    fn put(&mut self, frame: Bytes) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
     fn advance(&mut self, mut written: usize) {
         self.bytes -= written;
         while let Some(front) = self.frames.front_mut() {

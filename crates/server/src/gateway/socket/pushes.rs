@@ -172,7 +172,7 @@ impl Connection {
     }
 
     fn try_push(&self, joined: &Joined, frame: &ClientFrame<'_>) -> Result<(), Refusal> {
-        let Joined { channel, lane } = joined;
+        let Joined { channel, lane, .. } = joined;
         let not_built = || Refusal::new(Code::NotFound, format!("event: there is no {:?} here", frame.event));
         let conversation = channel.conversation.as_ref().ok_or_else(not_built)?;
         if channel.is_joining() {

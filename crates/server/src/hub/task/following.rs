@@ -45,6 +45,7 @@ impl Hub {
         self.follow = Some(Stream { epoch, frames });
         self.reports = Some(reports);
         self.presence.attached(self.heard);
+        self.gathering.attached(self.heard);
         self.report_presence();
         if let Some(snapshot) = snapshot {
             self.live_event(&snapshot);
@@ -69,28 +70,17 @@ impl Hub {
     pub(super) fn start_over(&mut self, at: Position) {
         self.ring.clear();
         self.live = LiveView::default();
-        let resync = Arc::new(Frame::resync(&at.address, at.seq));
-        let mut behind = Vec::new();
-        for (&id, watcher) in &mut self.watchers {
-            // One that catches up is told when it next asks to be attached.
+        self.history = History(self.history.0.wrapping_add(1));
+        // One that catches up is told when it next asks to be attached.
+        for watcher in self.watchers.values_mut().filter(|watcher| watcher.stage == Stage::CatchingUp) {
             watcher.resync_due = true;
-            if watcher.stage != Stage::CatchingUp {
-                match watcher.sink.push(&resync) {
-                    Push::Accepted => {
-                        watcher.resync_due = false;
-                        watcher.stage = Stage::Live(at.seq);
-                    }
-                    Push::Behind => behind.push(id),
-                    Push::Closed => {}
-                }
-            }
+        }
+        let resync = Arc::new(Frame::resync(&at.address, at.seq));
+        for shard in self.shards.iter().flatten() {
+            shard.tell(Step::StartOver(Arc::clone(&resync), at.seq, self.history));
         }
         self.shared.node.metrics.resyncs.inc_by(self.watchers.len() as u64);
-        let position = at.seq;
         self.at = Some(at);
-        for id in behind {
-            self.catch_up(id, position);
-        }
     }
 
     /// What the followed owner sends, unless a record of a higher epoch was read from the store meanwhile: then it is one no

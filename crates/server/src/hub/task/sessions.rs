@@ -52,8 +52,7 @@ impl Hub {
             self.shared.node.metrics.resyncs.inc();
         }
         let Join { sink, sub, name, .. } = join;
-        let watcher =
-            Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, missed_live: false, resync_due: false };
+        let watcher = Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, resync_due: false };
         self.watchers.insert(id, watcher);
         self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);
@@ -73,16 +72,43 @@ impl Hub {
         }
     }
 
-    pub(super) fn remove_leavers(&mut self) {
-        for id in self.handle.leavers.take() {
+    /// Sessions left, and workers have reported.
+    pub(super) fn returned(&mut self) {
+        let Came { left, reports } = self.handle.returns.take();
+        if !left.is_empty() {
+            self.last_session = self.shared.node.seams.now();
+        }
+        for id in left {
             self.waiting.retain(|waiting| waiting.id != id);
-            if self.watchers.remove(&id).is_some() {
+            if let Some(watcher) = self.watchers.remove(&id) {
+                if watcher.stage == Stage::Live {
+                    self.shard_of(id, &watcher.sink).tell(Step::Remove(id));
+                }
                 self.shared.node.metrics.sessions.dec();
                 self.presence.leave(id.0);
                 self.presence_changed();
             }
         }
-        self.last_session = self.shared.node.seams.now();
+        for report in reports {
+            self.reported(report);
+        }
+    }
+
+    fn reported(&mut self, report: Report) {
+        match report {
+            Report::Behind { id, position, history } => {
+                // One that has left needs nothing more.
+                let Some(watcher) = self.watchers.get_mut(&id) else { return };
+                watcher.resync_due = history != self.history;
+                self.catch_up(id, position);
+            }
+            Report::MissedLive(id) => {
+                let Some(watcher) = self.watchers.get(&id) else { return };
+                let sink = Arc::clone(&watcher.sink);
+                let snapshot = self.snapshot_frame();
+                self.shard_of(id, &sink).tell(Step::Refresh(id, snapshot));
+            }
+        }
     }
 
     pub(super) fn expel(&mut self, sub: &Subject, reason: &Refusal) {

@@ -4,35 +4,24 @@ use super::*;
 use crate::rules::Rule;
 
 impl Hub {
-    /// Pushes one frame to every live session; `seq` is a record's.
+    /// Shows one frame to every live session; `seq` is a record's. One hand-over for each worker, whatever the number of sessions.
     pub(super) fn deliver(&mut self, frame: &Arc<Frame>, seq: Option<Seq>) {
-        let snapshot = self.snapshot_frame();
-        let mut behind = Vec::new();
-        let (mut delivered, mut dropped) = (0, 0);
-        for (&id, watcher) in &mut self.watchers {
-            let Stage::Live(position) = watcher.stage else { continue };
-            match seq {
-                Some(seq) if seq <= position => {}
-                Some(seq) => match watcher.sink.push(frame) {
-                    Push::Accepted => {
-                        watcher.stage = Stage::Live(seq);
-                        delivered += 1;
-                    }
-                    Push::Behind => behind.push((id, position)),
-                    Push::Closed => {}
-                },
-                None => dropped += u64::from(watcher.push_live(frame, snapshot.as_ref()) == Push::Behind),
-            }
+        for shard in self.shards.iter().flatten() {
+            shard.tell(Step::Show(Arc::clone(frame), seq));
         }
-        let metrics = &self.shared.node.metrics;
-        metrics.deliveries.inc_by(delivered);
-        metrics.live_dropped.inc_by(dropped);
-        metrics.delivered.inc_by(delivered * frame.json().len() as u64);
-        for (id, position) in behind {
-            self.shared.node.metrics.slow_sessions.inc();
-            self.shared.node.metrics.limit_hit(Queue::Outbox);
-            self.catch_up(id, position);
-        }
+    }
+
+    /// Where a session of this conversation is written to.
+    pub(super) fn shard_of(&mut self, id: SessionId, sink: &Arc<dyn Sink>) -> Arc<Shard> {
+        let Shared { node, workers, limits, .. } = &*self.shared;
+        let number = sink.worker().unwrap_or_else(|| usize::try_from(id.0).unwrap_or(0)) % workers.all().len();
+        let shard = self.shards[number].get_or_insert_with(|| {
+            let limits = ShardLimits { frames: limits.ring_records, bytes: limits.ring_bytes };
+            let shard = Shard::new(&workers.all()[number], node, limits, Arc::clone(&self.handle.returns) as _);
+            shard.tell(Step::Window(self.gathering.window()));
+            shard
+        });
+        Arc::clone(shard)
     }
 
     pub(super) fn snapshot_frame(&self) -> Option<Arc<Frame>> {
@@ -85,27 +74,11 @@ impl Hub {
             Push::Behind => return Attach::Wait(reached),
             Push::Closed => return Attach::Gone,
         }
-        watcher.stage = Stage::Live(reached);
-        if let Some(snapshot) = snapshot {
-            watcher.missed_live = watcher.sink.push(&snapshot) != Push::Accepted;
-        }
+        let missed_live = snapshot.is_some_and(|snapshot| watcher.sink.push(&snapshot) != Push::Accepted);
+        watcher.stage = Stage::Live;
+        let sink = Arc::clone(&watcher.sink);
+        let member = Member { id, sink: Arc::clone(&sink), position: reached, history: self.history, missed_live };
+        self.shard_of(id, &sink).tell(Step::Add(member));
         Attach::Live
-    }
-}
-
-impl Watcher {
-    fn push_live(&mut self, frame: &Arc<Frame>, snapshot: Option<&Arc<Frame>>) -> Push {
-        if self.missed_live
-            && let Some(snapshot) = snapshot
-        {
-            let pushed = self.sink.push(snapshot);
-            if pushed != Push::Accepted {
-                return pushed;
-            }
-            self.missed_live = false;
-        }
-        let pushed = self.sink.push(frame);
-        self.missed_live |= pushed == Push::Behind;
-        pushed
     }
 }

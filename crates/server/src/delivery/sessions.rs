@@ -1,0 +1,377 @@
+//! A shard's sessions, and what waits for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use conch_core::ids::Seq;
+use conch_core::time::Monotonic;
+
+use super::batch::{Batch, Shown};
+use super::shard::{History, Member, Report, ShardLimits, Step};
+use crate::frame::Frame;
+use crate::hub::SessionId;
+use crate::hub::sink::Push;
+use crate::metrics::Queue;
+use crate::node::Node;
+use crate::rules::Rule;
+
+/// Groups whose windows are offset by a sixteenth: a large room is written to evenly, and not all at once.
+const GROUPS: u64 = 16;
+const GROUPS_USIZE: usize = 16;
+
+/// What a worker did for a shard.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// Sessions that were written to.
+    pub(super) sessions: usize,
+    /// When the next group is due; `None`: nothing waits.
+    pub(super) next: Option<Monotonic>,
+}
+
+/// See the module's description.
+pub(super) struct Sessions {
+    node: Arc<Node>,
+    limits: ShardLimits,
+    /// The place of a session says its group: its number modulo [`GROUPS`].
+    slots: Vec<Slot>,
+    places: BTreeMap<SessionId, usize>,
+    /// What not everybody has been shown yet; the first one is number `first`.
+    frames: VecDeque<Shown>,
+    bytes: usize,
+    first: u64,
+    window: Duration,
+    /// Sixteenths of the window since the clock began: up to where groups were written.
+    slice: u64,
+    /// Of each group, the frames that all of it have been shown; empty without a window.
+    covered: Vec<u64>,
+    reports: Vec<Report>,
+}
+
+struct Slot {
+    member: Member,
+    /// The number of the next frame for it.
+    next: u64,
+    /// A live event came while it needs a snapshot.
+    wants_snapshot: bool,
+    /// That was reported.
+    is_reported: bool,
+}
+
+/// A batch, and the number of its first frame: nearly all sessions of a group get the same.
+type Last = Option<(u64, Batch)>;
+
+/// What a pass did.
+#[derive(Default)]
+struct Tally {
+    sessions: usize,
+    /// Records, and bytes of their payloads.
+    delivered: u64,
+    bytes: u64,
+    /// Live events.
+    dropped: u64,
+}
+
+/// Why a session is taken out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Out {
+    Left,
+    Behind,
+}
+
+/// Whether a session goes on in its shard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    Stays,
+    IsBehind,
+}
+
+impl Sessions {
+    pub(super) fn new(node: Arc<Node>, limits: ShardLimits) -> Self {
+        Self {
+            node,
+            limits,
+            slots: Vec::new(),
+            places: BTreeMap::new(),
+            frames: VecDeque::new(),
+            bytes: 0,
+            first: 0,
+            window: Duration::ZERO,
+            slice: 0,
+            covered: Vec::new(),
+            reports: Vec::new(),
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.frames.len() as u64
+    }
+
+    pub(super) fn take_reports(&mut self) -> Vec<Report> {
+        std::mem::take(&mut self.reports)
+    }
+
+    pub(super) fn take(&mut self, step: Step, now: Monotonic) {
+        match step {
+            Step::Add(member) => self.add(member),
+            Step::Remove(id) => self.remove(vec![(id, Out::Left)]),
+            Step::Show(frame, seq) => self.show(Shown { frame, seq }, now),
+            Step::Refresh(id, snapshot) => self.refresh(id, snapshot.as_ref()),
+            Step::StartOver(resync, seq, history) => self.start_over(&resync, seq, history),
+            Step::Window(window) => self.set_window(window),
+            Step::Overrun => self.all_are_behind(),
+        }
+    }
+
+    fn add(&mut self, member: Member) {
+        // What waits was handed over before: the session has it, or must not be shown it.
+        let next = if self.node.rules.hold(Rule::ShownFromAdding) { self.end() } else { self.first };
+        self.places.insert(member.id, self.slots.len());
+        self.slots.push(Slot { member, next, wants_snapshot: false, is_reported: false });
+    }
+
+    fn set_window(&mut self, window: Duration) {
+        if window != self.window {
+            // What waits leaves with the old window.
+            self.write_all();
+            self.window = window;
+            let groups = if window == Duration::ZERO { 0 } else { GROUPS };
+            self.covered = (0..groups).map(|_| self.end()).collect();
+        }
+    }
+
+    /// Takes sessions out. The last one moves to the place of one that left, which may be of another group: it is shown what waits
+    /// at once, which may find that it is behind, too.
+    fn remove(&mut self, mut leaving: Vec<(SessionId, Out)>) {
+        let mut tally = Tally::default();
+        while let Some((id, out)) = leaving.pop() {
+            let Some(place) = self.places.remove(&id) else { continue };
+            let slot = self.slots.swap_remove(place);
+            if out == Out::Behind {
+                self.node.metrics.slow_sessions.inc();
+                self.node.metrics.limit_hit(Queue::Outbox);
+                self.report_behind(&slot.member);
+            }
+            let Some(moved) = self.slots.get(place) else { continue };
+            let moved = moved.member.id;
+            self.places.insert(moved, place);
+            let is_shown = self.window > Duration::ZERO && self.node.rules.hold(Rule::MovedIsShown);
+            if is_shown && self.write_slot(place, &mut None, &mut tally) == After::IsBehind {
+                leaving.push((moved, Out::Behind));
+            }
+        }
+        self.count(&tally);
+    }
+
+    fn report_behind(&mut self, member: &Member) {
+        let Member { id, position, history, .. } = *member;
+        self.reports.push(Report::Behind { id, position, history });
+    }
+
+    fn count(&self, tally: &Tally) {
+        let metrics = &self.node.metrics;
+        metrics.deliveries.inc_by(tally.delivered);
+        metrics.delivered.inc_by(tally.bytes);
+        metrics.live_dropped.inc_by(tally.dropped);
+    }
+
+    fn all_are_behind(&mut self) {
+        self.node.metrics.limit_hit(Queue::Shard);
+        for slot in std::mem::take(&mut self.slots) {
+            self.report_behind(&slot.member);
+        }
+        self.places.clear();
+        self.drop_frames(self.end());
+    }
+
+    fn refresh(&mut self, id: SessionId, snapshot: Option<&Arc<Frame>>) {
+        let Some(&place) = self.places.get(&id) else { return };
+        // The records that were handed over before, without the live events.
+        let mut tally = Tally::default();
+        let after = self.write_slot(place, &mut None, &mut tally);
+        self.count(&tally);
+        if after == After::IsBehind {
+            return self.remove(vec![(id, Out::Behind)]);
+        }
+        let slot = &mut self.slots[place];
+        slot.is_reported = false;
+        slot.member.missed_live = snapshot.is_some_and(|snapshot| slot.member.sink.push(snapshot) != Push::Accepted);
+    }
+
+    /// Another history: what waits is of the one before.
+    fn start_over(&mut self, resync: &Arc<Frame>, seq: Seq, history: History) {
+        let end = self.end();
+        self.drop_frames(end);
+        let mut behind = Vec::new();
+        for slot in &mut self.slots {
+            slot.next = end;
+            match slot.member.sink.push(resync) {
+                Push::Accepted => (slot.member.position, slot.member.history) = (seq, history),
+                // The hub sees by the history that it has yet to be told.
+                Push::Behind => behind.push((slot.member.id, Out::Behind)),
+                Push::Closed => {}
+            }
+        }
+        self.remove(behind);
+    }
+
+    fn show(&mut self, shown: Shown, now: Monotonic) {
+        if self.slots.is_empty() {
+            return;
+        }
+        if self.frames.is_empty() && self.window > Duration::ZERO {
+            self.slice = self.slice_at(now);
+        }
+        self.bytes += shown.frame.bytes();
+        self.frames.push_back(shown);
+        // A window that is full is over.
+        if self.frames.len() >= self.limits.frames || self.bytes >= self.limits.bytes {
+            self.write_all();
+        }
+    }
+
+    /// Writes what is due.
+    pub(super) fn write(&mut self, now: Monotonic) -> Done {
+        if self.frames.is_empty() {
+            return Done::default();
+        }
+        if self.window == Duration::ZERO {
+            return Done { sessions: self.write_all(), next: None };
+        }
+        let slice = self.slice_at(now);
+        let mut sessions = 0;
+        if slice - self.slice >= GROUPS {
+            sessions = self.write_all();
+        } else {
+            for group in (self.slice + 1..=slice).map(|slice| slice % GROUPS) {
+                let group = usize::try_from(group).expect("below 16");
+                sessions += self.write_group(group, GROUPS_USIZE);
+                self.covered[group] = self.end();
+            }
+            self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
+        }
+        self.slice = slice;
+        let next = (!self.frames.is_empty()).then(|| self.slice_begins(slice + 1));
+        Done { sessions, next }
+    }
+
+    fn slice_ns(&self) -> u64 {
+        u64::try_from(self.window.as_nanos()).unwrap_or(u64::MAX).div_ceil(GROUPS).max(1)
+    }
+
+    fn slice_at(&self, now: Monotonic) -> u64 {
+        now.0 / self.slice_ns()
+    }
+
+    fn slice_begins(&self, slice: u64) -> Monotonic {
+        Monotonic(slice.saturating_mul(self.slice_ns()))
+    }
+
+    fn write_all(&mut self) -> usize {
+        let written = self.write_group(0, 1);
+        let end = self.end();
+        self.covered.fill(end);
+        self.drop_frames(end);
+        written
+    }
+
+    /// Shows those at every so many places from the first one on what they have not been shown.
+    fn write_group(&mut self, first: usize, step: usize) -> usize {
+        let (mut last, mut tally, mut behind) = (None, Tally::default(), Vec::new());
+        for place in (first..self.slots.len()).step_by(step) {
+            if self.write_slot(place, &mut last, &mut tally) == After::IsBehind {
+                behind.push((self.slots[place].member.id, Out::Behind));
+            }
+        }
+        self.count(&tally);
+        self.remove(behind);
+        tally.sessions
+    }
+
+    fn write_slot(&mut self, place: usize, last: &mut Last, tally: &mut Tally) -> After {
+        let end = self.end();
+        let slot = &mut self.slots[place];
+        let from = std::mem::replace(&mut slot.next, end);
+        if from >= end {
+            return After::Stays;
+        }
+        let known = last.take().filter(|(number, _)| *number == from);
+        let (_, batch) = last.insert(known.unwrap_or_else(|| {
+            let begins = usize::try_from(from.saturating_sub(self.first)).expect("fewer than were kept");
+            (from, Batch::new(self.frames.range(begins..).cloned().collect()))
+        }));
+        tally.sessions += 1;
+        let after = slot.show(batch, tally);
+        if slot.misses() {
+            self.reports.push(Report::MissedLive(slot.member.id));
+        }
+        after
+    }
+
+    /// Forgets the frames before this number.
+    fn drop_frames(&mut self, before: u64) {
+        while self.first < before
+            && let Some(shown) = self.frames.pop_front()
+        {
+            self.bytes -= shown.frame.bytes();
+            self.first += 1;
+        }
+        if self.frames.is_empty() {
+            // Memory of a burst goes back.
+            self.frames.shrink_to(0);
+        }
+    }
+}
+
+impl Slot {
+    fn show(&mut self, batch: &Batch, tally: &mut Tally) -> After {
+        let member = &mut self.member;
+        if batch.shown.len() > 1 && !member.missed_live && batch.is_after(member.position) {
+            // As one, if all of it has room where live events have some.
+            if member.sink.push_joined(batch) == Push::Accepted {
+                batch.shown.iter().for_each(|shown| tally.add(shown));
+                member.position = batch.last_seq().unwrap_or(member.position);
+                return After::Stays;
+            }
+        }
+        for shown in &batch.shown {
+            match shown.seq {
+                Some(seq) if seq <= member.position => {}
+                Some(seq) => match member.sink.push(&shown.frame) {
+                    Push::Accepted => {
+                        member.position = seq;
+                        tally.add(shown);
+                    }
+                    Push::Behind => return After::IsBehind,
+                    Push::Closed => {}
+                },
+                None if member.missed_live => {
+                    self.wants_snapshot = true;
+                    tally.dropped += 1;
+                }
+                None if member.sink.push(&shown.frame) == Push::Behind => {
+                    member.missed_live = true;
+                    tally.dropped += 1;
+                }
+                None => {}
+            }
+        }
+        After::Stays
+    }
+
+    /// Whether it is to be reported that it misses live events, which is done once.
+    fn misses(&mut self) -> bool {
+        let misses = std::mem::take(&mut self.wants_snapshot) && !self.is_reported;
+        self.is_reported |= misses;
+        misses
+    }
+}
+
+impl Tally {
+    fn add(&mut self, shown: &Shown) {
+        if shown.seq.is_some() {
+            self.delivered += 1;
+            self.bytes += shown.frame.json().len() as u64;
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Every order of what hubs hand over and of what connections take, against the invariants.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use conch_core::ids::{Generation, LogId, Seq};
+use conch_core::time::Monotonic;
+use futures_util::future::BoxFuture;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+
+use super::Batch;
+use super::sessions::Sessions;
+use super::shard::{History, Member, Report, Reports, Shard, ShardLimits, Step};
+use super::worker::Worker;
+use crate::config::Config;
+use crate::frame::{Address, Frame};
+use crate::hub::SessionId;
+use crate::hub::sink::{FrameSink, Joined, Push, Sink};
+use crate::node::Node;
+use crate::rules::{Rule, Rules};
+use crate::testing;
+use conch_core::refusal::Refusal;
+
+const LIMITS: ShardLimits = ShardLimits { frames: 8, bytes: 1 << 20 };
+
+/// What a connection takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    All,
+    /// As one that is half full.
+    Records,
+    None,
+}
+
+/// A connection that remembers the names of what it was shown.
+struct Seen {
+    room: Mutex<Room>,
+    shown: Mutex<Vec<String>>,
+    writes: Mutex<usize>,
+}
+
+impl Seen {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { room: Mutex::new(Room::All), shown: Mutex::default(), writes: Mutex::default() })
+    }
+
+    fn shown(&self) -> Vec<String> {
+        self.shown.lock().expect("no panic").clone()
+    }
+}
+
+impl FrameSink for Seen {
+    fn push(&self, frame: &Arc<Frame>) -> Push {
+        let room = *self.room.lock().expect("no panic");
+        let is_record = frame.class() == crate::frame::Class::Durable;
+        if room == Room::None || (room == Room::Records && !is_record) {
+            return Push::Behind;
+        }
+        *self.writes.lock().expect("no panic") += 1;
+        self.shown.lock().expect("no panic").push(frame.json().to_owned());
+        Push::Accepted
+    }
+
+    fn push_joined(&self, batch: &Batch) -> Push {
+        if *self.room.lock().expect("no panic") != Room::All {
+            return Push::Behind;
+        }
+        *self.writes.lock().expect("no panic") += 1;
+        let frames = batch.shown.iter().map(|shown| shown.frame.json().to_owned());
+        self.shown.lock().expect("no panic").extend(frames);
+        Push::Accepted
+    }
+
+    fn room(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn end(&self, _reason: &Refusal) {}
+}
+
+impl Sink for Seen {
+    fn joined(&self, _joined: &Joined) {}
+}
+
+fn address() -> Address {
+    Address { topic: "conversation:c".into(), log: LogId::new("s", Generation(1)) }
+}
+
+fn record(seq: u64) -> Arc<Frame> {
+    Arc::new(Frame::kept(&address(), "message", format!("r{seq}")))
+}
+
+fn live(name: &str) -> Arc<Frame> {
+    Arc::new(Frame::live(&address(), "delta", name.to_owned()))
+}
+
+fn node(without: &[Rule]) -> Arc<Node> {
+    let node = testing::node(&Config::default(), testing::empty_store());
+    let mut node = Arc::into_inner(node).expect("nobody else has it");
+    node.rules = Rules::without(without);
+    Arc::new(node)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Act {
+    Add(u64),
+    Remove(u64),
+    Record,
+    Live,
+    Room(u64, Room),
+    Window(u64),
+    Pass(u64),
+    StartOver,
+    Overrun,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let session = 0_u64..40;
+    let room = prop_oneof![3 => Just(Room::All), 1 => Just(Room::Records), 1 => Just(Room::None)];
+    let act = prop_oneof![
+        8 => session.clone().prop_map(Act::Add),
+        3 => session.clone().prop_map(Act::Remove),
+        8 => Just(Act::Record),
+        4 => Just(Act::Live),
+        2 => (session, room).prop_map(|(id, room)| Act::Room(id, room)),
+        1 => prop_oneof![Just(0), Just(16), Just(50)].prop_map(Act::Window),
+        6 => (0_u64..40).prop_map(Act::Pass),
+        1 => Just(Act::StartOver),
+        1 => Just(Act::Overrun),
+    ];
+    prop::collection::vec(act, 1..120)
+}
+
+/// A session as it has to be.
+struct Expected {
+    sink: Arc<Seen>,
+    history: History,
+    /// The records that it has to be shown, with the time at which they were handed over.
+    records: Vec<(u64, u64)>,
+}
+
+struct World {
+    sessions: Sessions,
+    now_ms: u64,
+    window_ms: u64,
+    seq: u64,
+    history: History,
+    members: BTreeMap<u64, Expected>,
+}
+
+impl World {
+    fn new(without: &[Rule]) -> Self {
+        let sessions = Sessions::new(node(without), LIMITS);
+        Self { sessions, now_ms: 1_000, window_ms: 0, seq: 0, history: History(0), members: BTreeMap::new() }
+    }
+
+    fn now(&self) -> Monotonic {
+        Monotonic(self.now_ms * 1_000_000)
+    }
+
+    fn take(&mut self, step: Step) {
+        self.sessions.take(step, self.now());
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Add(id) if !self.members.contains_key(&id) => {
+                let sink = Seen::new();
+                let member = Member {
+                    id: SessionId(id),
+                    sink: Arc::clone(&sink) as Arc<dyn Sink>,
+                    position: Seq(self.seq),
+                    history: self.history,
+                    missed_live: false,
+                };
+                self.take(Step::Add(member));
+                self.members.insert(id, Expected { sink, history: self.history, records: Vec::new() });
+            }
+            Act::Remove(id) => {
+                self.take(Step::Remove(SessionId(id)));
+                self.members.remove(&id);
+            }
+            Act::Record => {
+                self.seq += 1;
+                let (seq, now_ms) = (self.seq, self.now_ms);
+                self.members.values_mut().for_each(|member| member.records.push((seq, now_ms)));
+                self.take(Step::Show(record(seq), Some(Seq(seq))));
+            }
+            Act::Live => self.take(Step::Show(live("live"), None)),
+            Act::Room(id, room) => {
+                if let Some(member) = self.members.get(&id) {
+                    *member.sink.room.lock().expect("no panic") = room;
+                }
+            }
+            Act::Window(ms) => {
+                self.window_ms = ms;
+                self.take(Step::Window(Duration::from_millis(ms)));
+            }
+            Act::Pass(ms) => self.pass(ms),
+            Act::StartOver => {
+                self.history = History(self.history.0 + 1);
+                let told = |member: &Expected| member.sink.shown().iter().filter(|name| *name == "r0").count();
+                let before: BTreeMap<u64, usize> =
+                    self.members.iter().map(|(id, member)| (*id, told(member))).collect();
+                self.take(Step::StartOver(record(0), Seq(self.seq), self.history));
+                for (id, member) in &mut self.members {
+                    // What has been shown stays shown.
+                    let records = member.sink.shown();
+                    member.records.retain(|(seq, _)| records.contains(&format!("r{seq}")));
+                    if told(member) > before[id] {
+                        member.history = self.history;
+                        member.records.push((0, self.now_ms));
+                    }
+                }
+            }
+            Act::Overrun => self.take(Step::Overrun),
+            Act::Add(_) => {}
+        }
+        self.look_at_reports();
+    }
+
+    /// Time passes; the worker is woken whenever something is due.
+    fn pass(&mut self, ms: u64) {
+        let end = self.now_ms + ms;
+        let mut now = self.now();
+        while let Some(next) = self.sessions.write(now).next
+            && next.0 <= end * 1_000_000
+        {
+            assert!(next > now, "time goes on");
+            now = next;
+        }
+        self.now_ms = end;
+    }
+
+    fn look_at_reports(&mut self) {
+        for report in self.sessions.take_reports() {
+            match report {
+                Report::Behind { id, position, history } => {
+                    let member = self.members.remove(&id.0).expect("it is reported once, and not when it has left");
+                    let records: Vec<_> = self.records_of(&member);
+                    assert_eq!(history, member.history);
+                    let expected: Vec<_> = member.records.iter().map(|(seq, _)| format!("r{seq}")).collect();
+                    assert!(expected.starts_with(&records), "{records:?} of {expected:?}");
+                    let last = records.iter().rev().find(|name| *name != "r0");
+                    if let (Some(last), true) = (last, history == self.history) {
+                        assert!(position >= Seq(last[1..].parse().expect("a number")), "{position} after {last}");
+                    }
+                }
+                Report::MissedLive(id) => {
+                    self.take(Step::Refresh(id, Some(live("snapshot"))));
+                }
+            }
+        }
+    }
+
+    fn records_of(&self, member: &Expected) -> Vec<String> {
+        member.sink.shown().into_iter().filter(|name| name.starts_with('r')).collect()
+    }
+
+    /// Nobody was shown what they must not see, or in another order; what was handed over a window ago was shown.
+    fn check(&self) {
+        for (id, member) in &self.members {
+            let shown = self.records_of(member);
+            let expected: Vec<_> = member.records.iter().map(|(seq, _)| format!("r{seq}")).collect();
+            assert!(expected.starts_with(&shown), "{id} was shown {shown:?} of {expected:?}");
+            let late = |at_ms: u64| at_ms + self.window_ms < self.now_ms;
+            let due = member.records.iter().filter(|(_, at_ms)| late(*at_ms)).count();
+            assert!(shown.len() >= due, "{id} waits for a record longer than a window: {shown:?} of {expected:?}");
+        }
+    }
+}
+
+fn run(without: &[Rule], acts: &[Act]) {
+    let mut world = World::new(without);
+    for act in acts {
+        world.act(*act);
+        if let Act::Pass(_) = act {
+            world.check();
+        }
+    }
+    for member in world.members.values() {
+        *member.sink.room.lock().expect("no panic") = Room::All;
+    }
+    world.act(Act::Pass(200));
+    world.check();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_session_is_shown_what_was_handed_over_after_it_was_added(acts in acts()) {
+        run(&[], &acts);
+    }
+}
+
+/// A rule without which nothing else happens is no rule.
+fn is_caught(rule: Rule) -> bool {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let strategy = acts();
+    (0..2_000).any(|_| {
+        let acts = strategy.new_tree(&mut runner).expect("it draws").current();
+        std::panic::catch_unwind(|| run(&[rule], &acts)).is_err()
+    })
+}
+
+#[test]
+fn without_its_rules_it_is_caught() {
+    assert_eq!([Rule::ShownFromAdding, Rule::MovedIsShown].map(is_caught), [true, true]);
+}
+
+/// A room of many, over one window in which several records come.
+#[test]
+fn a_window_is_one_write_for_each_session_spread_over_the_window() {
+    let mut world = World::new(&[]);
+    world.act(Act::Window(160));
+    for id in 0..64 {
+        world.act(Act::Add(id));
+    }
+    for _ in 0..5 {
+        world.act(Act::Record);
+    }
+    let mut steps = Vec::new();
+    for _ in 0..16 {
+        let before: usize = world.members.values().filter(|member| !member.sink.shown().is_empty()).count();
+        world.act(Act::Pass(10));
+        let after: usize = world.members.values().filter(|member| !member.sink.shown().is_empty()).count();
+        steps.push(after - before);
+    }
+    assert_eq!(steps, vec![4; 16], "a sixteenth after each sixteenth");
+    assert!(world.members.values().all(|member| *member.sink.writes.lock().expect("no panic") == 1));
+}
+
+/// Takes reports for a hub.
+#[derive(Default)]
+struct Told(Mutex<Vec<Report>>);
+
+impl Reports for Told {
+    fn report(&self, reports: Vec<Report>) {
+        self.0.lock().expect("no panic").extend(reports);
+    }
+}
+
+/// A worker that never runs, with a hub that goes on.
+#[tokio::test]
+async fn what_waits_for_a_worker_is_bounded() {
+    let node = node(&[]);
+    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
+    let shard = Shard::new(&worker, &node, LIMITS, Arc::clone(&told) as _);
+    let sink = Seen::new();
+    let member = Member {
+        id: SessionId(1),
+        sink: Arc::clone(&sink) as Arc<dyn Sink>,
+        position: Seq(3),
+        history: History(0),
+        missed_live: false,
+    };
+    shard.tell(Step::Add(member));
+    for seq in 4..4 + 2 * LIMITS.frames as u64 {
+        shard.tell(Step::Show(record(seq), Some(Seq(seq))));
+    }
+    shard.work(Monotonic(1));
+    assert_eq!(testing::hits(&node, "shard"), 1);
+    let behind = Report::Behind { id: SessionId(1), position: Seq(3), history: History(0) };
+    assert_eq!(*told.0.lock().expect("no panic"), [behind]);
+    assert_eq!(sink.shown(), Vec::<String>::new(), "it reads on from where it was");
+}
+
+/// Counts the calls of its worker.
+#[derive(Default)]
+struct Calls(tokio::sync::Notify);
+
+impl super::Write for Calls {
+    fn write(&self) {
+        self.0.notify_one();
+    }
+}
+
+#[tokio::test]
+async fn who_is_scheduled_is_called() {
+    let node = node(&[]);
+    let workers = super::Workers::start(&node, 2);
+    assert_ne!(workers.pin().number, workers.pin().number, "each in turn");
+    let calls = Arc::new(Calls::default());
+    workers.pin().schedule(Arc::clone(&calls) as _);
+    calls.0.notified().await;
+}

@@ -180,6 +180,14 @@ metrics! {
     shed: Family<Label, Counter> = Family::default(), "shed";
     /// Sessions caught up record by record.
     pub catch_ups: Counter = Counter::default(), "catch_ups";
+    /// Pages read from the store for those who catch up.
+    pub catch_up_reads: Counter = Counter::default(), "catch_up_reads";
+    /// Pages that somebody caught up with and somebody else had read.
+    pub catch_up_shared: Counter = Counter::default(), "catch_up_shared";
+    /// Reads that had to wait for their turn.
+    pub catch_up_waits: Counter = Counter::default(), "catch_up_waits";
+    /// Sessions told to load the latest page because a read's turn did not come in time.
+    pub catch_up_resyncs: Counter = Counter::default(), "catch_up_resyncs";
     /// Turns that have not ended, by state.
     turns: Family<Label, Gauge> = Family::default(), "turns";
     /// Turns that ended, by how.

@@ -61,6 +61,20 @@ pub enum Rule {
     FewHandOverAtOnce,
     /// A socket is given one page of history at a time, and none while it has not taken the one before.
     OneUnreadPage,
+    /// Those who catch up with the same records share one read.
+    ReadsAreShared,
+    /// Reads for catching up are limited by a rate.
+    CatchUpIsLimited,
+    /// A catch-up whose turn does not come in time ends with `resync`.
+    CatchUpGivesUp,
+    /// F5: a ring serves only positions above which it has everything.
+    RingIsWhole,
+    /// A position of another history is void.
+    OtherLogsAreVoid,
+    /// What changes of presence in a window is told together.
+    PresenceGathers,
+    /// The presence of a follower that is gone goes with it.
+    LostFollowersLeave,
     /// A gateway under pressure sheds.
     PressureSheds,
     /// A turn is run whether or not anybody watches.

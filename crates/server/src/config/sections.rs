@@ -253,6 +253,8 @@ section! {
     Fanout, "fanout." {
         /// Connected sessions of a conversation, over all nodes, from which on its presence is a count. The same on all nodes.
         presence_count_from: usize = 1_000, Range(1, 3_000);
+        /// Reads a second for clients that catch up from the store, on this node; those that need the same share one. Above it they wait for their turn, at most 10 s, and are then told to resync.
+        catch_up_reads_per_s: u32 = 200, Range(1, 100_000);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
         /// Connected sessions of a conversation, over all nodes, from which on its frames gather before they are written.

@@ -1,19 +1,21 @@
 //! Catching up: brings one session from its position to the live stream, at its own pace.
 //!
-//! Reads pages from the store and pushes them; after each page it asks the hub to be attached, which happens at the very
-//! record where the hub's ring takes over. A full connection queue makes it wait for room; it holds one page at most.
+//! Takes pages of the log ([`super::reads`]) and pushes them; after each page it asks the hub to be attached, which happens
+//! at the very record where the hub's ring takes over. A full connection queue makes it wait for room; it holds one page at
+//! most, which it may share. Where reads have to wait for too long, the session is told `resync`: nothing is left out
+//! silently.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::{ConvRef, Seq};
-use conch_store::{Direction, RangeQuery};
 use tokio::sync::oneshot;
 
+use super::reads::{Page, Read};
 use super::sink::{Push, Sink};
 use super::{Attach, Command, HubHandle, SessionId, Shared};
 use crate::bounded;
-use crate::frame::{Address, Frame};
+use crate::frame::Address;
 use crate::metrics::Queue;
 
 /// What a catch-up works on.
@@ -27,26 +29,32 @@ pub(super) struct CatchUpTask {
     pub(super) position: Seq,
 }
 
-/// How pushing a page ended.
+/// How reading on ended.
 enum Pushed {
     All,
+    /// The read's turn did not come in time.
+    TooLate,
     Closed,
 }
 
 impl CatchUpTask {
     pub(super) async fn run(mut self) {
         self.shared.node.metrics.catch_ups.inc();
+        let mut next = self.attach().await;
         loop {
-            match self.attach().await {
+            next = match next {
                 Attach::Live | Attach::Gone => return,
                 Attach::Wait(position) => {
                     self.position = position;
                     self.sink.room().await;
+                    self.attach().await
                 }
                 Attach::ReadOn(position) => {
                     self.position = position;
-                    if let Pushed::Closed = self.read_on().await {
-                        return;
+                    match self.read_on().await {
+                        Pushed::All => self.attach().await,
+                        Pushed::TooLate => self.resync().await,
+                        Pushed::Closed => return,
                     }
                 }
             }
@@ -54,52 +62,46 @@ impl CatchUpTask {
     }
 
     async fn attach(&self) -> Attach {
+        self.ask(|answer| Command::Attach { id: self.id, position: self.position, answer }).await
+    }
+
+    async fn resync(&self) -> Attach {
+        self.shared.node.metrics.catch_up_resyncs.inc();
+        self.ask(|answer| Command::Resync { id: self.id, answer }).await
+    }
+
+    async fn ask(&self, command: impl FnOnce(oneshot::Sender<Attach>) -> Command) -> Attach {
         let (answer, attached) = oneshot::channel();
-        let command = Command::Attach { id: self.id, position: self.position, answer };
         let metrics = &self.shared.node.metrics;
-        if bounded::send(&self.hub.commands, command, metrics, Queue::HubCommands).await.is_err() {
+        if bounded::send(&self.hub.commands, command(answer), metrics, Queue::HubCommands).await.is_err() {
             return Attach::Gone;
         }
         attached.await.unwrap_or(Attach::Gone)
     }
 
-    /// Reads one page after the position and pushes it whole.
+    /// Takes the page after the position and pushes it whole.
     async fn read_on(&mut self) -> Pushed {
-        let query = RangeQuery {
-            conversation: self.conversation.clone(),
-            direction: Direction::After(self.position),
-            limit: self.shared.limits.catch_up_page,
-            kinds: Vec::new(),
-        };
-        let page = {
-            let _turn = bounded::acquire(&self.shared.reads, &self.shared.node.metrics, Queue::Reads).await;
-            self.shared.node.store.range(&query).await
-        };
-        let page = match page {
-            Ok(Some(page)) if page.log == self.address.log => page,
-            // Another history than the one that it was asked to show: the hub will say so.
-            Ok(Some(_)) => return self.pause().await,
-            Ok(None) => return Pushed::Closed,
-            Err(error) => {
-                tracing::debug!(conversation = %self.conversation.id, %error, "catching up waits for the store");
-                return self.pause().await;
-            }
-        };
-        for record in &page.records {
-            let frame = Arc::new(Frame::record(&self.address, record));
+        match self.shared.reads.page(&self.conversation, &self.address, self.position).await {
+            Read::Page(page) => self.push(&page).await,
+            // After another history than the one that it was asked to show, the hub will say so.
+            Read::OtherLog | Read::Failed => self.pause().await,
+            Read::Nothing => Pushed::Closed,
+            Read::TooLate => Pushed::TooLate,
+        }
+    }
+
+    async fn push(&mut self, page: &Page) -> Pushed {
+        for (seq, frame) in page.frames.iter() {
             loop {
-                match self.sink.push(&frame) {
+                match self.sink.push(frame) {
                     Push::Accepted => break,
                     Push::Behind => self.sink.room().await,
                     Push::Closed => return Pushed::Closed,
                 }
             }
-            self.position = record.seq;
+            self.position = *seq;
         }
-        if !page.more {
-            // What lies between the last record and the head are holes.
-            self.position = self.position.max(page.head_seq);
-        }
+        self.position = self.position.max(page.end);
         Pushed::All
     }
 

@@ -10,6 +10,7 @@
 //! Deliberately absent: any buffer per session beyond its connection's bounded queue, and any encoder per session.
 
 mod catch_up;
+mod reads;
 pub mod sink;
 mod task;
 
@@ -22,7 +23,7 @@ use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::shed::Rung;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::bounded;
 use crate::delivery::Workers;
@@ -32,6 +33,7 @@ use crate::node::Node;
 use crate::owner::Present;
 use crate::pressure;
 use crate::router::{READ_WITHIN, Router, Sighting};
+use reads::Reads;
 use sink::Sink;
 
 /// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
@@ -51,6 +53,8 @@ pub struct HubLimits {
     pub catch_up_page: usize,
     /// Store reads for catching up under way at once, on the whole gateway.
     pub catch_up_reads: usize,
+    /// Store reads for catching up a second, on the whole gateway; above it they wait for their turn, and at most 10 s.
+    pub catch_up_reads_per_s: u32,
     /// How long a join waits for the owner before it is refused with a directive.
     pub join_wait: Duration,
     /// How long a hub outlives its last session.
@@ -75,6 +79,7 @@ impl Default for HubLimits {
             catch_up_records: 10_000,
             catch_up_page: 200,
             catch_up_reads: 16,
+            catch_up_reads_per_s: 200,
             join_wait: Duration::from_secs(6),
             linger: Duration::from_secs(5),
             silence: Duration::from_secs(3),
@@ -114,11 +119,33 @@ pub enum Right {
 
 /// What a hub is asked.
 pub(crate) enum Command {
-    Join { id: SessionId, join: Join, right: Right, answer: oneshot::Sender<Result<(), Refusal>> },
-    Attach { id: SessionId, position: Seq, answer: oneshot::Sender<Attach> },
-    Typing { sub: Subject, name: Option<Arc<str>> },
-    Present { answer: oneshot::Sender<Present> },
-    Expel { sub: Subject, reason: Refusal },
+    Join {
+        id: SessionId,
+        join: Join,
+        right: Right,
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+    Attach {
+        id: SessionId,
+        position: Seq,
+        answer: oneshot::Sender<Attach>,
+    },
+    /// Tell the session that it has to load the latest page, and attach it there.
+    Resync {
+        id: SessionId,
+        answer: oneshot::Sender<Attach>,
+    },
+    Typing {
+        sub: Subject,
+        name: Option<Arc<str>>,
+    },
+    Present {
+        answer: oneshot::Sender<Present>,
+    },
+    Expel {
+        sub: Subject,
+        reason: Refusal,
+    },
 }
 
 /// The answer to a session that has caught up to a position.
@@ -217,7 +244,7 @@ pub(crate) struct Shared {
     pub(crate) node: Arc<Node>,
     pub(crate) router: Router,
     pub(crate) limits: HubLimits,
-    pub(crate) reads: Semaphore,
+    reads: Reads,
     pub(crate) workers: Workers,
     table: Mutex<Table>,
 }
@@ -241,7 +268,7 @@ impl Hubs {
     /// The hubs of a node, none yet.
     #[must_use]
     pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
-        let reads = Semaphore::new(limits.catch_up_reads);
+        let reads = Reads::new(Arc::clone(&node), &limits);
         node.seams.spawn("pressure", pressure::watch(Arc::clone(&node)));
         let workers = Workers::start(&node, limits.workers);
         Self { shared: Arc::new(Shared { node, router, limits, reads, workers, table: Mutex::default() }) }

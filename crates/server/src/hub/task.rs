@@ -29,8 +29,11 @@ mod following;
 mod gathering;
 mod members;
 mod presence;
+mod reach;
 mod sessions;
 mod showing;
+
+use reach::Reach;
 
 /// Time between two looks at silence, lingering and waiting joins.
 const TICK: Duration = Duration::from_millis(500);
@@ -119,6 +122,7 @@ struct Hub {
     presence_due: Option<BoxFuture<'static, ()>>,
     members_due: BoxFuture<'static, ()>,
     had_peers: bool,
+    reach: Reach,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
 }
@@ -164,6 +168,7 @@ impl Hub {
             presence_due: None,
             members_due: members::pause(&shared.node),
             had_peers: !shared.node.peers().is_empty(),
+            reach: Reach::default(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
             hubs,

@@ -49,6 +49,8 @@ label! {
         Shard = "shard",
         /// How far behind a client may be.
         CatchUp = "catch_up",
+        /// Reads for catching up a second.
+        CatchUpRate = "catch_up_rate",
         /// Reads for catching up in flight.
         Reads = "reads",
         /// Bytes that wait for one socket or stream.

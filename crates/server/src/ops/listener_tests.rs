@@ -90,7 +90,7 @@ fn readiness_follows_the_state() {
 
 /// Every thread of the main runtime is blocked; the answers come all the same, and tell busy from wedged.
 #[test]
-fn it_answers_while_the_main_runtime_is_blocked() {
+fn probes_fail_under_load() {
     const THREADS: usize = 2;
     let Fixture { listener, ops, clock } = start();
     let main = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).build().expect("a runtime");

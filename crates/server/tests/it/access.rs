@@ -282,7 +282,7 @@ async fn a_removed_member_is_cut_off() {
 }
 
 #[tokio::test]
-async fn an_expired_token_is_cut_off() {
+async fn reconnect_with_an_expired_token() {
     let node = Node::start().await;
     let alice = node.client("alice");
     alice.channel("c").await;
@@ -299,6 +299,8 @@ async fn an_expired_token_is_cut_off() {
         assert_eq!(code, Some(1008));
     }
     until("the token to end", async || (bob.get("/v1/conversations/c").await.status == 401).then_some(())).await;
+    assert!(Socket::try_connect(&node, &bob).await.is_none(), "the old token lets nobody in again");
+    assert!(Socket::try_connect(&node, &alice).await.is_some(), "one that is good does");
 }
 
 #[tokio::test]

@@ -334,6 +334,21 @@ async fn a_shutdown_acks_what_is_under_way_and_closes_with_1012() {
     assert_eq!(keys.len(), acked.len(), "{} committed, {} acked", keys.len(), acked.len());
 }
 
+/// Stock clients take 1000 for a goodbye, and stay away.
+#[tokio::test]
+async fn close_code_means_never_come_back() {
+    let mut node = Node::start().await;
+    let alice = node.client("alice");
+    alice.channel("c").await;
+    let mut socket = Socket::joined(&node, &alice, "c").await;
+    node.ask_to_stop();
+    let (_, code) = socket.closed().await;
+    assert_eq!(code, Some(1012), "the node comes back, and so shall its clients");
+    let node = node.restart().await;
+    let alice = node.client("alice");
+    Socket::joined(&node, &alice, "c").await;
+}
+
 #[tokio::test]
 async fn a_node_that_shuts_down_takes_nothing_new() {
     let mut node = Node::start().await;

@@ -13,4 +13,5 @@ mod scene;
 mod scripted;
 mod seeds;
 mod sources;
+mod storms;
 mod turns;

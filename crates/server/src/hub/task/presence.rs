@@ -16,6 +16,9 @@ impl Hub {
     }
 
     pub(super) fn presence_changed(&mut self) {
+        if !self.shared.node.rules.hold(Rule::PresenceGathers) {
+            return self.show_presence();
+        }
         if self.presence_due.is_none() {
             self.presence_due = Some(self.shared.node.seams.sleep(PRESENCE_WINDOW));
         }

@@ -15,6 +15,7 @@ impl Hub {
                 }
             }
             Command::Attach { id, position, answer } => drop(answer.send(self.attach(id, position))),
+            Command::Resync { id, answer } => drop(answer.send(self.resync(id))),
             // The owner shows it to every gateway, this one too.
             Command::Typing { sub, name } => {
                 if let Some(reports) = &self.reports {
@@ -33,7 +34,8 @@ impl Hub {
         }
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
         let head = at.seq;
-        let other_log = join.log.as_ref().is_some_and(|log| log != at.address.log.as_str());
+        let logs_matter = self.shared.node.rules.hold(Rule::OtherLogsAreVoid);
+        let other_log = logs_matter && join.log.as_ref().is_some_and(|log| log != at.address.log.as_str());
         let asked = join.after.unwrap_or(head);
         let void = join.after.is_some() && (other_log || asked > head || self.is_too_far_behind(asked).await);
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
@@ -68,20 +70,6 @@ impl Hub {
         if let Ok(Some(page)) = self.shared.node.store.range(&query).await {
             self.fill_to(page.head_seq).await;
         }
-    }
-
-    async fn is_too_far_behind(&mut self, after: Seq) -> bool {
-        if self.ring.covers(after) {
-            return false;
-        }
-        let limit = self.shared.limits.catch_up_records;
-        // When the store does not answer, catching up waits for it.
-        let count = self.shared.node.store.count_after(&self.conversation, after, limit + 1).await;
-        let too_far = count.is_ok_and(|count| count > limit);
-        if too_far {
-            self.shared.node.metrics.limit_hit(Queue::CatchUp);
-        }
-        too_far
     }
 
     /// Sessions left, and workers have reported.

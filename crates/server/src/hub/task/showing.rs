@@ -1,6 +1,7 @@
 //! How a hub shows: the same frame to everybody who is live, and the way back to live for those who are behind.
 
 use super::*;
+use crate::rules::Rule;
 
 impl Hub {
     /// Shows one frame to every live session; `seq` is a record's. One hand-over for each worker, whatever the number of sessions.
@@ -56,7 +57,7 @@ impl Hub {
             }
             position = at.seq;
         }
-        if position < at.seq && !self.ring.covers(position) {
+        if position < at.seq && !self.ring.covers(position) && self.shared.node.rules.hold(Rule::RingIsWhole) {
             return Attach::ReadOn(position);
         }
         let mut reached = position;

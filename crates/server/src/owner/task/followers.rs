@@ -78,7 +78,7 @@ impl Owner {
     /// A follower whose queue is full is dropped: its stream ends and it comes back with its position. Its presence goes
     /// with it.
     pub(super) fn send_to_followers(&mut self, frame: &FollowFrame) {
-        let metrics = &self.charge.node.metrics;
+        let (metrics, rules) = (&self.charge.node.metrics, &self.charge.node.rules);
         let presence = &mut self.presence;
         self.followers.retain(|(id, follower)| match follower.try_send(frame.clone()) {
             Ok(()) => true,
@@ -86,7 +86,9 @@ impl Owner {
                 if matches!(error, TrySendError::Full(_)) {
                     metrics.limit_hit(Queue::Followers);
                 }
-                presence.detach(*id);
+                if rules.hold(Rule::LostFollowersLeave) {
+                    presence.detach(*id);
+                }
                 false
             }
         });

@@ -19,6 +19,7 @@ use crate::frame::{Address, Frame};
 use crate::hub::SessionId;
 use crate::hub::sink::{FrameSink, Joined, Push, Sink};
 use crate::node::Node;
+use crate::ops::{ProgressBoard, WorkerState};
 use crate::rules::{Rule, Rules};
 use crate::testing;
 use conch_core::refusal::Refusal;
@@ -386,4 +387,33 @@ async fn who_is_scheduled_is_called() {
     let calls = Arc::new(Calls::default());
     workers.pin().schedule(Arc::clone(&calls) as _);
     calls.0.notified().await;
+}
+
+/// Stands still until it is told to go on.
+struct Stuck(Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl super::Write for Stuck {
+    fn write(&self) {
+        self.0.lock().expect("no panic").recv().expect("it is told");
+    }
+}
+
+async fn wait_for(board: &ProgressBoard, node: &Node, state: WorkerState) {
+    while board.view(node.seams.now()).iter().all(|worker| worker.state != state) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_stands_still_is_wedged_until_it_goes_on() {
+    let node = node(&[]);
+    let workers = super::Workers::start(&node, 1);
+    let board = ProgressBoard::new(Duration::from_millis(300));
+    workers.report_to(&board, node.seams.now()).expect("there is room");
+    let (go_on, told) = std::sync::mpsc::channel();
+    workers.pin().schedule(Arc::new(Stuck(Mutex::new(told))) as _);
+    wait_for(&board, &node, WorkerState::Wedged).await;
+    assert_eq!(board.view(node.seams.now())[0].name, "delivery-0");
+    go_on.send(()).expect("it waits");
+    wait_for(&board, &node, WorkerState::Moving).await;
 }

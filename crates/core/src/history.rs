@@ -22,6 +22,7 @@ pub use checker::{Checker, Counts, MOST_REPORTED, Report};
 pub use lost::{Lost, MOST_LOST_NAMED};
 
 use crate::ids::{ClientMsgId, ConversationId, Epoch, LogId, Seq, Subject};
+use crate::record::Record;
 
 /// One event of a history. Times are in microseconds since any start that the whole history shares; they are for people
 /// and must not go back, since order is the order of lines.
@@ -205,6 +206,16 @@ pub enum Event {
         /// The cursor.
         seq: Seq,
     },
+}
+
+impl Event {
+    /// An observer was shown this record of this history.
+    #[must_use]
+    pub fn observed(observer: &str, record: &Record, log: &str, t_us: u64) -> Self {
+        let Record { conversation, seq, epoch, sender, client_msg_id, .. } = record.clone();
+        let (observer, log) = (observer.to_owned(), log.to_owned());
+        Self::Observed { observer, conversation, seq, epoch, sender, client_msg_id, log, t_us }
+    }
 }
 
 /// A line that is no event, or an event that cannot be at this place.

@@ -107,6 +107,12 @@ impl Frame {
         std::str::from_utf8(&self.json).expect("built from text")
     }
 
+    /// Bytes of the payload.
+    #[must_use]
+    pub fn json_bytes(&self) -> usize {
+        self.json.len()
+    }
+
     /// Its size in memory, roughly, for bounds: the payload and one encoding.
     #[must_use]
     pub fn bytes(&self) -> usize {

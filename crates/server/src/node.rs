@@ -12,6 +12,7 @@ use conch_core::time::Monotonic;
 use conch_store::{Held, Store};
 
 use crate::cluster::nodes::Nodes;
+use crate::config::Config;
 use crate::events::{Event, Events, WhyReleased};
 use crate::link::Peer;
 use crate::metrics::Metrics;
@@ -141,6 +142,26 @@ pub struct Node {
 }
 
 impl Node {
+    /// This process as a node of a configuration. It has no lease yet, and keeps all rules.
+    #[must_use]
+    pub fn new(config: &Config, store: Arc<dyn Store>, seams: Seams) -> Self {
+        Self {
+            me: seams.incarnation(),
+            name: config.node.clone(),
+            region: config.region.clone(),
+            store,
+            timing: config.lease.timing(),
+            validity: Validity::default(),
+            limits: config.owner_limits(),
+            metrics: Arc::new(Metrics::new()),
+            pressure: Pressure::default(),
+            nodes: Nodes::default(),
+            events: Events::new(Arc::clone(&seams.clock)),
+            rules: Rules::default(),
+            seams,
+        }
+    }
+
     /// Now, and until when the lease is certain.
     #[must_use]
     pub fn moment(&self) -> Moment {

@@ -20,20 +20,17 @@ use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
-use crate::cluster::nodes::{Nodes, View};
+use crate::cluster::nodes::View;
 use crate::config::Config;
 use crate::cursors::Cursors;
-use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
 use crate::link::notices::Notices;
 use crate::link::port::{LinkOpenError, LinkPort, OpenLink};
 use crate::link::service::NodeService;
-use crate::metrics::Metrics;
-use crate::node::{Node, Validity};
+use crate::node::Node;
 use crate::ops::{Ops, OpsListener, ProgressBoard, Readiness, ReadinessState};
 use crate::people::People;
-use crate::pressure::Pressure;
 use crate::router::{Parts, Router};
 use crate::rules::Rules;
 use crate::runtime;
@@ -164,34 +161,17 @@ async fn serve(
     let listener = Listener::bind(config.listen).await?;
     let callbacks = config.callbacks(&key, listener.addr());
     let agents = Answering { agents: Arc::new(embed(config.agents(&callbacks)?)), callbacks };
-    let metrics = Arc::new(Metrics::new());
+    let node = Arc::new(Node { rules: rules(), ..Node::new(&config, store, runtime::seams()) });
     let readiness = Readiness::new();
     let progress = ProgressBoard::new(Duration::from_millis(config.limits.wedged_ms));
-    let seams = runtime::seams();
     let ops = Ops {
         readiness: readiness.clone(),
         progress: progress.clone(),
-        metrics: Arc::clone(&metrics),
-        clock: Arc::clone(&seams.clock),
+        metrics: Arc::clone(&node.metrics),
+        clock: Arc::clone(&node.seams.clock),
     };
     let ops = OpsListener::start(config.ops_listen, ops)
         .map_err(|source| ServeError::OpsListen { addr: config.ops_listen, source })?;
-
-    let node = Arc::new(Node {
-        me: seams.incarnation(),
-        name: config.node.clone(),
-        region: config.region.clone(),
-        store,
-        timing: config.lease.timing(),
-        validity: Validity::default(),
-        limits: config.owner_limits(),
-        metrics,
-        pressure: Pressure::default(),
-        nodes: Nodes::default(),
-        events: Events::new(Arc::clone(&seams.clock)),
-        rules: rules(),
-        seams,
-    });
     let port = LinkPort::bind(&config, &key, &node).await?;
     let limit = Duration::from_millis(config.limits.drain_ms);
     let mut lease = match register(&node, port.advertised.clone(), stop.as_mut(), limit).await? {
@@ -453,6 +433,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
+    use crate::cluster::nodes::Nodes;
 
     #[tokio::test]
     async fn a_start_waits_for_the_first_look_at_the_nodes_or_for_its_end() {

@@ -15,20 +15,15 @@ use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, Secret};
 use crate::auth::token::TokenKey;
-use crate::cluster::nodes::Nodes;
 use crate::config::Config;
 use crate::cursors::Cursors;
-use crate::events::Events;
 use crate::gateway::{Components, Gateway};
 use crate::hub::Hubs;
 use crate::link::NoLink;
 use crate::link::notices::Notices;
-use crate::metrics::Metrics;
-use crate::node::{Node, Validity};
+use crate::node::Node;
 use crate::people::People;
-use crate::pressure::Pressure;
 use crate::router::{Parts, Router};
-use crate::rules::Rules;
 use crate::runtime;
 use crate::turn::agents::Agents;
 
@@ -39,22 +34,7 @@ pub(crate) fn empty_store() -> Arc<dyn Store> {
 
 /// A node that has no lease.
 pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
-    let seams = runtime::seams();
-    Arc::new(Node {
-        me: seams.incarnation(),
-        name: config.node.clone(),
-        region: config.region.clone(),
-        store,
-        nodes: Nodes::default(),
-        events: Events::new(Arc::clone(&seams.clock)),
-        rules: Rules::default(),
-        seams,
-        timing: config.lease.timing(),
-        validity: Validity::default(),
-        limits: config.owner_limits(),
-        metrics: Arc::new(Metrics::new()),
-        pressure: Pressure::default(),
-    })
+    Arc::new(Node::new(config, store, runtime::seams()))
 }
 
 /// A new channel in a node's store.

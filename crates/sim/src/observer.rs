@@ -64,19 +64,8 @@ impl Scribe {
             _ => {
                 let record: Record = serde_json::from_str(frame.json()).expect("other durable frames are records");
                 assert_eq!(record.conversation, conversation, "a hub shows its own conversation");
-                let Record { seq, epoch, sender, client_msg_id, .. } = record;
-                let log = log_of(frame);
-                self.history.add(|t_us| Event::Observed {
-                    observer,
-                    conversation,
-                    seq,
-                    epoch,
-                    sender,
-                    client_msg_id,
-                    log,
-                    t_us,
-                });
-                Some(seq)
+                self.history.add(|t_us| Event::observed(&observer, &record, &log_of(frame), t_us));
+                Some(record.seq)
             }
         }
     }

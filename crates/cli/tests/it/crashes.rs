@@ -85,18 +85,7 @@ async fn watch(endpoint: Endpoint, room: String, recorder: Recorder) {
     loop {
         match stream.next().await.expect("the stream goes on over restarts") {
             Item::Record(record, _) => {
-                let Record { conversation, seq, epoch, sender, client_msg_id, .. } = *record;
-                let (observer, log) = (observer.clone(), "one".to_owned());
-                recorder.add(|t_us| Event::Observed {
-                    observer,
-                    conversation,
-                    seq,
-                    epoch,
-                    sender,
-                    client_msg_id,
-                    log,
-                    t_us,
-                });
+                recorder.add(|t_us| Event::observed(&observer, &record, "one", t_us));
             }
             Item::Resync { .. } => panic!("nothing was rewound, and nothing is too far behind"),
             Item::CaughtUp(_) | Item::Live { .. } | Item::Waiting { .. } => {}

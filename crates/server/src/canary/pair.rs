@@ -14,16 +14,12 @@ use tokio::sync::watch;
 
 use super::watcher::{Seen, Watcher};
 use crate::cluster::heartbeat::{self, LeaseState};
-use crate::cluster::nodes::Nodes;
 use crate::config::Config;
-use crate::events::{EVENTS_MAX, Event, Events};
+use crate::events::{EVENTS_MAX, Event};
 use crate::hub::{Hubs, Join};
 use crate::link::{Hops, NoLink};
-use crate::metrics::Metrics;
-use crate::node::{Node, Validity};
-use crate::pressure::Pressure;
+use crate::node::Node;
 use crate::router::{Parts, Router};
-use crate::rules::Rules;
 use crate::runtime;
 use crate::seams::{Seams, Spawn};
 use crate::turn::agents::Agents;
@@ -46,21 +42,8 @@ impl CanaryNode {
         let seams = runtime::seams();
         let spawner = Arc::new(StoppableHeart { inner: Arc::clone(&seams.spawner), stopped });
         let seams = Seams { spawner, ..seams };
-        let node = Arc::new(Node {
-            me: seams.incarnation(),
-            name: name.parse().expect("a valid name"),
-            region: config.region.clone(),
-            store,
-            timing: config.lease.timing(),
-            validity: Validity::default(),
-            limits: config.owner_limits(),
-            rules: Rules::default(),
-            metrics: Arc::new(Metrics::new()),
-            pressure: Pressure::default(),
-            nodes: Nodes::default(),
-            events: Events::new(Arc::clone(&seams.clock)),
-            seams,
-        });
+        let name = name.parse().expect("a valid name");
+        let node = Arc::new(Node { name, ..Node::new(config, store, seams) });
         let lease = heartbeat::start(&node, String::new()).await?;
         let agents = Arc::new(Agents::default());
         let parts = Parts { agents, on_published: Arc::new(|_, _| {}), link: Arc::new(NoLink) };

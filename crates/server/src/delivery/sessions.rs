@@ -371,7 +371,7 @@ impl Tally {
     fn add(&mut self, shown: &Shown) {
         if shown.seq.is_some() {
             self.delivered += 1;
-            self.bytes += shown.frame.json().len() as u64;
+            self.bytes += shown.frame.json_bytes() as u64;
         }
     }
 }

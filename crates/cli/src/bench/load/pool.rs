@@ -54,6 +54,7 @@ pub(super) struct Pool {
     addresses: Vec<SocketAddr>,
     openings: Vec<Vec<u8>>,
     from: Option<IpAddr>,
+    ports: Ports,
     pub(super) dialect: Dialect,
     reading: Reading,
     jitter_ms: Option<u64>,
@@ -91,6 +92,7 @@ impl Pool {
             openings: args.address.iter().map(opening).collect(),
             addresses: args.address.clone(),
             from: args.from,
+            ports: Ports(Ports::FIRST),
             dialect: args.dialect,
             reading: args.reading,
             jitter_ms: args.jitter_ms,
@@ -186,7 +188,7 @@ impl Pool {
         session.begun_ns = now_ns;
         session.phase = Phase::Connecting;
         let address = self.addresses[session.gateway % self.addresses.len()];
-        match dial(address, self.from) {
+        match dial(address, self.from, &mut self.ports) {
             Ok(stream) => {
                 let data = epoll::EventData::new_u64(index as u64);
                 let added = epoll::add(&self.epoll, &stream, data, epoll::EventFlags::OUT);
@@ -440,13 +442,38 @@ impl Pool {
 }
 
 /// Begins a connection, without waiting for it.
-fn dial(address: SocketAddr, from: Option<IpAddr>) -> std::io::Result<TcpStream> {
+/// The next one after each call. An address that is this process's alone has all of them; letting the kernel look for a free one
+/// takes it longer the more are taken.
+#[derive(Debug)]
+struct Ports(u16);
+
+impl Ports {
+    const FIRST: u16 = 10_000;
+
+    fn next(&mut self) -> u16 {
+        self.0 = self.0.checked_add(1).unwrap_or(Self::FIRST);
+        self.0
+    }
+}
+
+/// Binds to a free port; ports of sockets that have ended are taken for a while.
+fn bind(socket: &OwnedFd, from: IpAddr, ports: &mut Ports) -> std::io::Result<()> {
+    for _ in Ports::FIRST..u16::MAX {
+        match rustix::net::bind(socket, &SocketAddr::new(from, ports.next())) {
+            Err(Errno::ADDRINUSE) => {}
+            bound => return Ok(bound?),
+        }
+    }
+    Err(Errno::ADDRINUSE.into())
+}
+
+fn dial(address: SocketAddr, from: Option<IpAddr>, ports: &mut Ports) -> std::io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     if let Some(from) = from {
-        rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+        bind(&socket, from, ports)?;
     }
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpStream::from(socket)),

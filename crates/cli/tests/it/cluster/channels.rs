@@ -10,7 +10,6 @@ use conch_core::ids::{ConversationId, Epoch, Seq};
 use conch_core::record::{Record, RecordKind};
 use serde::Deserialize;
 use serde_json::json;
-use serde_json::value::RawValue;
 
 use super::load::{History, Outcome};
 
@@ -102,10 +101,36 @@ fn is_over(incoming: &Incoming, room: &str) -> bool {
 
 /// Where a history of the store stands.
 #[derive(Deserialize)]
-struct Position {
+pub(super) struct Position {
     log: String,
     head_seq: Seq,
     catchup: Option<String>,
+}
+
+/// What one who watches on a channel is shown.
+pub(super) enum Shown {
+    Record(Box<Record>),
+    /// Everything up to here.
+    CaughtUp(Seq),
+    /// That what was shown so far is not to be gone on from.
+    Resync(Position),
+    /// What is not of the log.
+    Nothing,
+}
+
+/// Reads a message of a channel.
+pub(super) fn shown(incoming: &Incoming) -> Shown {
+    #[derive(Deserialize)]
+    struct CaughtUp {
+        seq: Seq,
+    }
+    let payload = incoming.payload.get();
+    match incoming.event.as_str() {
+        "resync" => Shown::Resync(serde_json::from_str(payload).expect("a position")),
+        "caught_up" => Shown::CaughtUp(serde_json::from_str::<CaughtUp>(payload).expect("a position").seq),
+        event if event.parse::<RecordKind>().is_ok() => Shown::Record(serde_json::from_str(payload).expect("a record")),
+        _ => Shown::Nothing,
+    }
 }
 
 /// One who watches over sockets, each of which goes on behind the last one.
@@ -179,40 +204,21 @@ impl Viewer {
         if is_over(incoming, room) {
             return None;
         }
-        let payload: &RawValue = &incoming.payload;
-        let (observer, conversation) = (self.observer.clone(), self.conversation.clone());
-        match incoming.event.as_str() {
-            "resync" => {
-                self.resync(serde_json::from_str(payload.get()).expect("a position"));
+        match shown(incoming) {
+            Shown::Resync(position) => {
+                self.resync(position);
                 return None;
             }
-            "caught_up" => {
-                #[derive(Deserialize)]
-                struct CaughtUp {
-                    seq: Seq,
-                }
-                let CaughtUp { seq } = serde_json::from_str(payload.get()).expect("a position");
+            Shown::CaughtUp(seq) => {
+                let (observer, conversation) = (self.observer.clone(), self.conversation.clone());
                 self.history.add(|t_us| Event::CaughtUp { observer, conversation, seq, t_us });
             }
-            event if event.parse::<RecordKind>().is_ok() => {
-                let record: Record = serde_json::from_str(payload.get()).expect("a record");
-                let Record { seq, epoch, sender, client_msg_id, .. } = record;
-                if seq > self.after {
-                    self.after = seq;
-                    let log = self.log.clone().expect("it has joined");
-                    self.history.add(|t_us| Event::Observed {
-                        observer,
-                        conversation,
-                        seq,
-                        epoch,
-                        sender,
-                        client_msg_id,
-                        log,
-                        t_us,
-                    });
-                }
+            Shown::Record(record) if record.seq > self.after => {
+                self.after = record.seq;
+                let log = self.log.as_deref().expect("it has joined");
+                self.history.add(|t_us| Event::observed(&self.observer, &record, log, t_us));
             }
-            _ => {}
+            Shown::Record(_) | Shown::Nothing => {}
         }
         Some(())
     }

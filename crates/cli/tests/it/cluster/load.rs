@@ -487,18 +487,7 @@ async fn watch(client: HttpClient, observer: String, room: String, history: Hist
     loop {
         match stream.next().await.unwrap_or_else(|error| panic!("{observer}: {error}")) {
             Item::Record(record, _) => {
-                let Record { conversation, seq, epoch, sender, client_msg_id, .. } = *record;
-                let (observer, log) = (observer.clone(), in_log.clone());
-                history.add(|t_us| Event::Observed {
-                    observer,
-                    conversation,
-                    seq,
-                    epoch,
-                    sender,
-                    client_msg_id,
-                    log,
-                    t_us,
-                });
+                history.add(|t_us| Event::observed(&observer, &record, &in_log, t_us));
             }
             Item::CaughtUp(seq) => {
                 let (observer, conversation) = (observer.clone(), conversation.clone());

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use conch_cli::client::{ClientError, Endpoint, Incoming, PhoenixSocket, Request};
 use conch_core::history::Event;
 use conch_core::ids::{ConversationId, Seq};
-use conch_core::record::Record;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 
+use super::channels::{Shown, shown};
 use super::load::{History, Load, end_clean};
 use super::metronome::Metronome;
 use super::rig::Cluster;
@@ -138,30 +137,18 @@ impl Watch {
     }
 
     fn take(&self, incoming: &Incoming, last: &mut Seq) {
-        assert_ne!(incoming.event, "resync", "{}: there is one history", self.name);
-        let payload: Value = serde_json::from_str(incoming.payload.get()).expect("JSON");
-        let observer = self.name.clone();
-        let conversation: ConversationId = self.room.parse().expect("valid");
-        if incoming.event == "caught_up" {
-            let seq = Seq::deserialize(&payload["seq"]).expect("a seq");
-            self.history.add(|t_us| Event::CaughtUp { observer, conversation, seq, t_us });
-        } else if let Ok(record) = Record::deserialize(&payload)
-            && incoming.event == record.kind.as_str()
-        {
-            let Record { conversation, seq, epoch, sender, client_msg_id, .. } = record;
-            *last = seq;
-            // As the streams of HTTP call it; there is one history.
-            let log = "first".to_owned();
-            self.history.add(|t_us| Event::Observed {
-                observer,
-                conversation,
-                seq,
-                epoch,
-                sender,
-                client_msg_id,
-                log,
-                t_us,
-            });
+        match shown(incoming) {
+            Shown::Resync(_) => panic!("{}: there is one history", self.name),
+            Shown::CaughtUp(seq) => {
+                let (observer, conversation) = (self.name.clone(), self.room.parse().expect("valid"));
+                self.history.add(|t_us| Event::CaughtUp { observer, conversation, seq, t_us });
+            }
+            Shown::Record(record) => {
+                *last = record.seq;
+                // As the streams of HTTP call it; there is one history.
+                self.history.add(|t_us| Event::observed(&self.name, &record, "first", t_us));
+            }
+            Shown::Nothing => {}
         }
     }
 }

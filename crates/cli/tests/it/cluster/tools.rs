@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use conch_cli::client::{HttpClient, Request};
+use conch_cli::client::{ConversationStream, HttpClient, Item, Request, Start};
+use conch_core::ids::Seq;
 use conch_core::record::RecordKind;
 use conch_server::fake::{self, Fake, Reply, chunk};
 use rustix::process::Signal;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::rig::{Cluster, write};
-use crate::node::{message, until};
+use crate::node::{PATIENCE, message, until};
 
 /// How many tools the model asks for at once.
 const CALLS: usize = 3;
@@ -120,6 +121,50 @@ impl Shop {
     }
 }
 
+/// Somebody who watches at one node.
+struct Watching(ConversationStream);
+
+impl Watching {
+    fn of(shop: &Shop, node: usize) -> Self {
+        Self(ConversationStream::new(shop.clients[node].clone(), "till", Start { after: Seq(0), log: None }))
+    }
+
+    async fn next(&mut self) -> Item {
+        let next = tokio::time::timeout(PATIENCE, self.0.next()).await.expect("something comes");
+        next.expect("the stream goes on")
+    }
+
+    /// Waits for so many records of this kind.
+    fn sees(&mut self, shop: &Shop, kind: RecordKind, count: usize) {
+        shop.cluster.runtime.block_on(async {
+            let mut seen = 0;
+            while seen < count {
+                seen += usize::from(matches!(self.next().await, Item::Record(record, _) if record.kind == kind));
+            }
+        });
+    }
+
+    /// What this epoch still showed before the connection was lost.
+    fn rest(&mut self, shop: &Shop, epoch: u64) -> Vec<String> {
+        shop.cluster.runtime.block_on(async {
+            let mut shown = Vec::new();
+            loop {
+                match self.next().await {
+                    Item::Record(record, json) if record.epoch.0 == epoch => shown.push(json),
+                    Item::Live { name, data } => {
+                        let event: Value = serde_json::from_str(&data).expect("JSON");
+                        if event["epoch"] == epoch {
+                            shown.push(format!("{name} {data}"));
+                        }
+                    }
+                    Item::Waiting { .. } => return shown,
+                    Item::Record(..) | Item::CaughtUp(_) | Item::Resync { .. } => {}
+                }
+            }
+        })
+    }
+}
+
 #[test]
 fn tool_runs_twice_after_a_retry() {
     // The third call of the first owner is never answered.
@@ -166,6 +211,8 @@ fn orphan_goes_on_calling_tools() {
     shop.says(0, "k1");
     let old = shop.asked_for("m1.t1", 0);
     let owner = shop.cluster.owned("till");
+    let mut watching = Watching::of(&shop, owner);
+    watching.sees(&shop, RecordKind::StepStarted, 2);
     shop.cluster.node(owner).signal(Signal::STOP);
     shop.cluster.taken_from("till", owner);
     shop.asked_for("m1.t2", old);
@@ -175,6 +222,7 @@ fn orphan_goes_on_calling_tools() {
     let orphan = shop.cluster.take(owner);
     orphan.signal(Signal::CONT);
     assert_ne!(orphan.wait().code(), Some(0), "it ends because it lost its lease");
+    assert_eq!(watching.rest(&shop, old), Vec::<String>::new(), "it shows those who watch at it nothing more");
     assert!(of_the_orphan(&shop) <= 3, "at most the one call that is past its check: {:?}", shop.asked());
     phase.send_replace(2);
     shop.until_it_ends();

@@ -87,7 +87,7 @@ pub(super) fn digits(text: &[u8]) -> Option<u64> {
 }
 
 /// The number behind the first appearance of `key`.
-pub(super) fn number_after(text: &[u8], key: &[u8]) -> Option<u64> {
+pub(in crate::bench) fn number_after(text: &[u8], key: &[u8]) -> Option<u64> {
     digits(&text[find(text, key)? + key.len()..])
 }
 

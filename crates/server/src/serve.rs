@@ -18,10 +18,12 @@ use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
+use crate::cluster::apart;
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
 use crate::cluster::nodes::{Nodes, View};
-use crate::config::Config;
+use crate::config::agents::OPENAI_BASE_URL;
+use crate::config::{AgentKind, Config};
 use crate::cursors::Cursors;
 use crate::events::Events;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
@@ -163,6 +165,7 @@ async fn serve(
     let listener = Listener::bind(config.listen).await?;
     let callbacks = config.callbacks(&key, listener.addr());
     let agents = Answering { agents: Arc::new(embed(config.agents(&callbacks)?)), callbacks };
+    log_models(&config);
     let metrics = Arc::new(Metrics::new());
     let readiness = Readiness::new();
     let progress = ProgressBoard::new(Duration::from_millis(config.limits.wedged_ms));
@@ -223,6 +226,16 @@ async fn serve(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// Says which models answer: one of them may have been chosen by nobody.
+fn log_models(config: &Config) {
+    for (agent, settings) in &config.agents.0 {
+        if let (AgentKind::Openai, Some(model)) = (settings.kind, &settings.model) {
+            let base_url = settings.base_url.as_deref().unwrap_or(OPENAI_BASE_URL);
+            tracing::info!(%agent, model, base_url, "a model answers as this agent");
+        }
+    }
 }
 
 /// How a registration ended.
@@ -293,6 +306,9 @@ fn assemble(
     let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
     let router = Router::start(Arc::clone(node), parts);
     let hubs = Hubs::new(Arc::clone(node), router.clone(), config.hub_limits());
+    if !port.link.exists() {
+        node.seams.spawn("others", apart::warn(Arc::clone(node)));
+    }
     let watching = membership::run_with(Arc::clone(node), router.clone(), port.evidence(), death_watch(node.timing));
     node.seams.spawn("membership", watching);
     let service =

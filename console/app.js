@@ -148,7 +148,7 @@ export function startApp({ root, session, api, addresses, renew, onSignedOut }) 
       onCreate: isChannelId(id) ? () => found(conversation) : null,
       onPeople: () => showPeople(conversation),
       owners: new Owners({ id, api }),
-      turnActions: turnActions(id),
+      turnActions: session.may('run', id) ? turnActions(id) : null,
     });
     stage.replaceChildren(open.view.element);
     open.view.start();

@@ -1,5 +1,5 @@
 /**
- * The entry: finds out where the cluster's nodes are, and decides between the door and the console.
+ * The entry: finds out where the cluster's nodes are and how one signs in, and decides between the door and the console.
  *
  * Invariant: exactly one of the two is on screen. The node that the page came from is asked first.
  * Deliberately does not: anything else.
@@ -17,15 +17,17 @@ const MOST_OTHERS = 15;
 
 const root = document.getElementById('app');
 const session = new Session({ storage: sessionStorage, clock });
-const addresses = new Addresses([location.origin, ...(await otherNodes())]);
+const settings = await cluster();
+const others = settings.urls.filter((url) => url !== location.origin).slice(0, MOST_OTHERS);
+const addresses = new Addresses([location.origin, ...others]);
 const api = new Api({ fetch: (...request) => fetch(...request), token: () => session.token, clock, base: () => addresses.current });
 
-async function otherNodes() {
+/** What is to be known before anybody has signed in: where the nodes are, and whether a name or a token is asked for. */
+async function cluster() {
   try {
-    const { urls } = await (await fetch('/console.json')).json();
-    return urls.filter((url) => url !== location.origin).slice(0, MOST_OTHERS);
+    return await (await fetch('/console.json')).json();
   } catch {
-    return [];
+    return { urls: [], login: null };
   }
 }
 
@@ -58,7 +60,7 @@ async function renew() {
 
 function showDoor(notice = null) {
   const suggestion = session.loginName ?? '';
-  const expectsToken = session.isSignedIn && session.loginName === null;
+  const expectsToken = settings.login === 'token' || (session.isSignedIn && session.loginName === null);
   session.end();
   document.body.dataset.connection = 'signed_out';
   const door = loginView({ enter, paste, notice, suggestion, expectsToken });

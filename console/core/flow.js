@@ -68,7 +68,8 @@ export function flow({ records, turns, entries, me, unreadAfter = null, dayOf })
       previous = record;
     }
   }
-  const last = items.findLast(({ type }) => type === 'turn' || type === 'message');
+  // What was rolled back is as if it had not been: the answer before it is the latest again.
+  const last = items.findLast(({ type, turn }) => type === 'message' || (type === 'turn' && turn?.mode !== 'rollback'));
   if (last?.type === 'turn' && entries.length === 0) last.isLatest = true;
   for (const turn of turns.liveOnly(placed)) items.push({ key: `t:${turn.id}`, type: 'turn', turn });
   for (const entry of [...refused, ...entries.filter((entry) => !isPlaced(entry))]) placeEntry(entry);

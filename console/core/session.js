@@ -7,6 +7,12 @@
  */
 import { claims } from '../../clients/typescript/core/token.js';
 
+/** A grant's pattern: `*` is any characters, `?` is one. */
+function isLike(pattern, text) {
+  const parts = [...pattern].map((c) => (c === '*' ? '.*' : c === '?' ? '.' : c.replace(/[\\^$.|+()[\]{}]/, '\\$&')));
+  return new RegExp(`^${parts.join('')}$`, 'us').test(text);
+}
+
 const KEY = 'conch.session';
 const RENEW_BEFORE_MS = 30_000;
 
@@ -33,6 +39,12 @@ export class Session {
     const expiresAt = this.#current?.expiresAt;
     const marginMs = this.loginName === null ? 0 : RENEW_BEFORE_MS;
     return Number.isFinite(expiresAt) && expiresAt - marginMs <= this.#clock.now();
+  }
+
+  /** Whether the token grants a permission in a conversation. Memberships, which the server knows, give what is not asked here. */
+  may(permission, conversation) {
+    const grants = claims(this.token)?.conch ?? [];
+    return grants.some(({ conversations, can }) => can.includes(permission) && isLike(conversations, conversation));
   }
 
   /** From a development login's answer. */

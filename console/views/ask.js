@@ -1,31 +1,38 @@
 /**
- * What a turn asks a person: a question with buttons, or a field where it wants more than a yes or no; then what came of it.
+ * What a turn asks a person: a question with a button for each answer that its schema names, or else a field; then what came of it.
  *
  * Invariant: an answer is sent once; while it is on its way nothing can be pressed; a refusal is shown where it was given.
  * Deliberately does not: check the answer against the schema, which the server does.
  */
+import { choicesOf, said } from '../core/choices.js';
 import { h } from './dom.js';
 import { icon } from './icons.js';
 import { clockTime, dayOf, fullTime, sentence } from './format.js';
 
-/** `resolve(await, payload)`: a promise of the server's answer. */
-export function askView({ resolve }) {
+/** `resolve(await, payload)`: a promise of the server's answer; null for who may not answer. */
+export function askView(resolve) {
   const element = h('div.ask');
   let shown = null;
   const update = (ask) => {
     const next = JSON.stringify(ask);
     if (next === shown) return;
     shown = next;
-    element.dataset.state = ask.answer === null ? 'open' : ask.answer.expired ? 'expired' : 'answered';
+    element.dataset.state = stateOf(ask);
     const question = h('p.ask-question', {}, icon('hand'), h('span', {}, ask.prompt ?? 'The agent needs an answer.'));
     element.replaceChildren(question, ...(ask.answer === null ? openAsk(ask, resolve) : [h('p.ask-answer', {}, answered(ask))]));
   };
   return { element, update };
 }
 
+function stateOf({ answer }) {
+  if (answer === null) return 'open';
+  return answer.closed ? 'closed' : answer.expired ? 'expired' : 'answered';
+}
+
 function openAsk(ask, resolve) {
-  const error = h('p.form-error', { role: 'alert' });
   const until = h('p.ask-until', {}, `Waits until ${dayOf(ask.expiresAt) === dayOf(Date.now()) ? clockTime(ask.expiresAt) : fullTime(ask.expiresAt)}.`);
+  if (resolve === null) return [h('p.ask-answer', {}, 'Whoever may run turns here can answer.'), until];
+  const error = h('p.form-error', { role: 'alert' });
   const controls = h('div.ask-controls');
   const answer = async (payload) => {
     error.textContent = '';
@@ -37,45 +44,49 @@ function openAsk(ask, resolve) {
       for (const control of controls.children) control.disabled = false;
     }
   };
-  const approval = approvalOf(ask.schema);
-  controls.replaceChildren(...(approval ? verdicts(approval, answer) : field(ask.schema, answer, error)));
-  return [controls, until, error];
+  const choices = choicesOf(ask.schema);
+  controls.replaceChildren(...(choices ? buttons(choices, answer) : field(ask.schema, answer, error)));
+  const hint = choices ? null : hintView(ask.schema);
+  if (hint) controls.querySelector('textarea').setAttribute('aria-describedby', hint.id);
+  return [...(hint ? [hint] : []), controls, until, error];
 }
 
-/** How yes and no are said, where the schema asks for no more than that: a boolean, or an object with one. */
-function approvalOf(schema) {
-  if (schema?.type === 'boolean') return (verdict) => verdict;
-  const [[name, property] = [], ...others] = Object.entries(schema?.properties ?? {});
-  if (others.length > 0 || property?.type !== 'boolean') return null;
-  return (verdict) => ({ [name]: verdict });
-}
+const buttons = (choices, answer) => choices.map(({ label, payload }, index) =>
+  h(index === 0 ? 'button.primary' : 'button.secondary', { type: 'button', onclick: () => answer(payload) }, label));
 
-function verdicts(said, answer) {
-  return [
-    h('button.primary', { type: 'button', onclick: () => answer(said(true)) }, 'Approve'),
-    h('button.secondary', { type: 'button', onclick: () => answer(said(false)) }, 'Decline'),
-  ];
-}
-
-/** Words where words are wanted; else JSON, with the schema to look at. */
+/** Words where words are wanted; else JSON. */
 function field(schema, answer, error) {
   const isText = schema?.type === 'string';
   const input = h('textarea.ask-field', { rows: isText ? '2' : '4', 'aria-label': isText ? 'Your answer' : 'Your answer, as JSON' });
-  if (!isText) input.placeholder = JSON.stringify(schema);
   const send = () => {
+    let payload;
     try {
-      answer(isText ? input.value : JSON.parse(input.value));
+      payload = isText ? input.value : JSON.parse(input.value);
     } catch {
       error.textContent = 'This is not JSON.';
+      return;
     }
+    answer(payload);
   };
   return [input, h('button.primary', { type: 'button', onclick: send }, 'Answer')];
 }
 
-function answered({ schema, answer: { payload, expired, by } }) {
+let hints = 0;
+
+/** What an answer must look like, which stays in sight while one writes; null: any text will do. */
+function hintView(schema) {
+  const isAnyText = schema?.type === 'string' && Object.keys(schema).every((key) => key === 'type');
+  if (isAnyText) return null;
+  hints += 1;
+  const shape = Object.keys(schema ?? {}).length === 0 ? 'Any JSON will do.' : h('code', {}, JSON.stringify(schema));
+  return h('p.ask-hint', { id: `ask-hint-${hints}` }, schema?.description ? `${schema.description} ` : '', shape);
+}
+
+function answered({ schema, answer: { payload, expired, closed, by } }) {
+  if (closed) return 'Closed: the turn ended before anybody answered.';
   if (expired) return 'Nobody answered in time.';
-  const yes = approvalOf(schema)?.(true);
-  const verdict = yes === undefined ? null : JSON.stringify(payload) === JSON.stringify(yes) ? 'Approved' : 'Declined';
-  const words = verdict ?? (typeof payload === 'string' ? payload : JSON.stringify(payload));
-  return verdict && by ? `${words} by ${by}.` : by ? `${by}: ${words}` : verdict ? `${words}.` : words;
+  const choice = choicesOf(schema)?.find((known) => JSON.stringify(known.payload) === JSON.stringify(payload));
+  if (choice?.past) return by ? `${choice.past} by ${by}.` : `${choice.past}.`;
+  const words = choice?.label ?? said(payload);
+  return by ? `${by}: ${words}` : words;
 }

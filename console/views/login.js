@@ -1,7 +1,7 @@
 /**
  * The door: a name in development mode, else a token to paste.
  *
- * Invariant: a token is asked for only after the server has said (404) that it gives none out by name.
+ * Invariant: a token is asked for where the server gives none out by name, as it says beforehand, or by a 404.
  * Deliberately does not: keep anything; the session does.
  */
 import { h } from './dom.js';
@@ -41,7 +41,7 @@ export function loginView({ enter, paste, notice = null, suggestion = '', expect
 
   const nameForm = () => {
     const input = h('input', {
-      id: 'login-name', name: 'name', required: true, maxlength: '64', autocomplete: 'off', autocapitalize: 'none', spellcheck: 'false',
+      id: 'login-name', name: 'name', required: true, autocomplete: 'off', autocapitalize: 'none', spellcheck: 'false',
       placeholder: 'alice', value: suggestion, 'aria-describedby': 'login-error',
     });
     return h('form', { onsubmit: submit(enter, input) },

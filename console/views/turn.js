@@ -25,7 +25,7 @@ const REASONS = {
 };
 
 /**
- * `actions`: {cancel(turn, mode), resolve(await, payload), regenerate(turn)}, each a promise; `nodeOf(epoch)`: a node's name or null.
+ * `actions`: {cancel(turn, mode), resolve(await, payload), regenerate(turn)}, each a promise, or null for who may do none; `nodeOf(epoch)`: a node's name or null.
  * The item to draw: {turn, isInterrupted: without a connection, isLatest: nothing was said after it}.
  */
 export function turnView({ actions, nodeOf }) {
@@ -44,7 +44,7 @@ export function turnView({ actions, nodeOf }) {
     await call(shownTurn.id).catch((refusal) => setText(error, sentence(refusal.detail ?? 'That did not arrive')));
     button.disabled = false;
   };
-  const button = (name, label, title, call) => h(`button.turn-button.turn-${name}`, { type: 'button', title, onclick: act(call) }, icon(name === 'discard' ? 'stop' : name), label);
+  const button = (name, label, title, call) => h(`button.turn-button.turn-${name}`, { type: 'button', title, onclick: act(call) }, icon(name), label);
   const stop = button('stop', 'Stop', 'Stop the agent and keep what it has said', (turn) => actions.cancel(turn, 'keep'));
   const discard = button('discard', 'Discard', 'Stop the agent and keep nothing of it', (turn) => actions.cancel(turn, 'rollback'));
   const again = button('again', 'Answer again', 'Replace this answer by another one', (turn) => actions.regenerate(turn));
@@ -82,8 +82,8 @@ export function turnView({ actions, nodeOf }) {
     const ending = endOf(turn);
     end.hidden = ending === null;
     setText(end, ending ?? '');
-    stop.hidden = discard.hidden = !isRunning || isInterrupted;
-    again.hidden = isRunning || isInterrupted || !isLatest || turn.state === 'superseded' || turn.mode === 'rollback';
+    stop.hidden = discard.hidden = actions === null || !isRunning || isInterrupted;
+    again.hidden = actions === null || isRunning || isInterrupted || !isLatest || turn.state === 'superseded' || turn.mode === 'rollback';
   };
   return { element, update };
 }
@@ -141,7 +141,7 @@ function stepView({ type, step }, actions) {
   element.dataset.step = step.step;
   element.dataset.kind = type;
   if (type === 'await') {
-    const ask = askView(actions);
+    const ask = askView(actions?.resolve ?? null);
     element.append(ask.element);
     return { element, update: (item) => ask.update(item.step.ask) };
   }
@@ -163,8 +163,10 @@ function stepBody({ type, step, halted, takenOverBy }, wasOpen) {
 }
 
 function toolCall(step, halted, isOpen) {
-  const { name, input, output, attempt } = step;
-  const repeated = attempt > 1 ? h('span.tool-attempt', { title: 'Called again with the same key' }, `call ${attempt}`) : null;
+  const { name, input, output, attempt, calledAgain } = step;
+  const title = calledAgain ? `Whoever began this call went away. The owner of epoch ${calledAgain} made it again, with the same key` : 'Called again with the same key';
+  const words = calledAgain ? 'called again' : attempt > 1 ? `call ${attempt}` : null;
+  const repeated = words && h('span.tool-attempt', { title }, words);
   return h('details', { open: isOpen },
     h('summary', {}, icon('tool'), h('span.tool-name', {}, name ?? step.step), h('span.tool-input', {}, brief(input)), repeated, toolState(step, halted)),
     h('dl', {}, h('dt', {}, 'Input'), h('dd', {}, h('pre', { tabindex: '0' }, pretty(input))),

@@ -15,14 +15,15 @@
 
 /**
  * A step as it is shown, in the order in which it happened. `type`: model, tool, own (a worker's), `await` (somebody is asked) or
- * `takeover` (another owner goes on, in `epoch`). `done`: it is journalled, and then has what its record has. `attempt`: of a tool,
- * how often the call was begun; above 1 it was repeated under its key.
- * @typedef {{step: string, type: string, done: boolean, text: string, attempt?: number, name?: string, input?: any, output?: any, status?: string, ask?: Ask, epoch?: number}} Step
+ * `takeover` (another owner goes on, in `epoch`; a tool's is that of who wrote last that it is about to call). `done`: it is journalled, and then has what its record has. `attempt`: of a tool,
+ * how often it was written down that the call is about to be made. `calledAgain`: the epoch of an owner that made it again, under the
+ * same key, without writing that down, for the tool is declared idempotent: it has the result of a call that another one began.
+ * @typedef {{step: string, type: string, done: boolean, text: string, attempt?: number, calledAgain?: number, name?: string, input?: any, output?: any, status?: string, ask?: Ask, epoch?: number}} Step
  */
 
 /**
- * What a turn waits for. `answer`: null while it is open.
- * @typedef {{id: string, prompt: string | null, schema: any, expiresAt: string, answer: {payload?: any, expired?: boolean, by: string | null} | null}} Ask
+ * What a turn waits for. `answer`: null while it is open; `closed`: its turn ended before anybody answered.
+ * @typedef {{id: string, prompt: string | null, schema: any, expiresAt: string, answer: {payload?: any, expired?: boolean, closed?: boolean, by: string | null} | null}} Ask
  */
 
 /**
@@ -46,6 +47,8 @@ export class Turns {
   #durable = new Map();
   /** @type {Map<number, Map<string, Streamed>>} */
   #live = new Map();
+  /** The turns that were rolled back: what they were to replace counts again. @type {Set<number>} */
+  #rolledBack = new Set();
   /** The epoch of the owner that said last that it goes on with a turn. @type {Map<number, number>} */
   #resumed = new Map();
 
@@ -59,6 +62,7 @@ export class Turns {
     const turn = this.#turn(id);
     turn.records.set(record.seq, record);
     turn.view = null;
+    if (record.kind === 'turn.cancelled' && record.body.mode === 'rollback') this.#rollBack(id);
     if (record.kind === 'step.completed') this.#dropLive(id, record.body.step);
     if (isEnd(record)) {
       this.#live.delete(id);
@@ -93,7 +97,7 @@ export class Turns {
   get(id) {
     const turn = this.#durable.get(id);
     if (!turn) return null;
-    turn.view ??= fold(id, [...turn.records.values()], this.#live.get(id), this.#resumed.get(id) ?? 0);
+    turn.view ??= fold(id, this.#counted(turn.records), this.#live.get(id), this.#resumed.get(id) ?? 0);
     return turn.view;
   }
 
@@ -110,11 +114,13 @@ export class Turns {
     for (const [id, { records }] of this.#durable) {
       if (records.size > 0 && [...records.keys()].every((known) => known < seq)) this.#durable.delete(id);
     }
+    for (const id of this.#rolledBack) if (id < seq) this.#rolledBack.delete(id);
   }
 
   /** Drops streamed text whose continuation was missed; the server sends a snapshot after a join. */
   clear() {
     this.#durable.clear();
+    this.#rolledBack.clear();
     this.#live.clear();
     this.#resumed.clear();
   }
@@ -124,6 +130,20 @@ export class Turns {
     const turn = this.#durable.get(id) ?? { records: new Map(), view: null };
     this.#durable.set(id, turn);
     return turn;
+  }
+
+  /** @param {number} id */
+  #rollBack(id) {
+    this.#rolledBack.add(id);
+    for (const turn of this.#durable.values()) if (isReplacedBy(turn.records.get(id - 1), id)) turn.view = null;
+  }
+
+  /**
+   * Without what says that another run replaces the turn, if that run was rolled back.
+   * @param {Map<number, LogRecord>} records
+   */
+  #counted(records) {
+    return [...records.values()].filter((record) => !(isReplacedBy(record, record.seq + 1) && this.#rolledBack.has(record.seq + 1)));
   }
 
   /** @param {number} id @param {string} step */
@@ -141,6 +161,13 @@ export class Turns {
 }
 
 const ENDS = new Set(['turn.completed', 'turn.failed', 'turn.cancelled', 'turn.superseded']);
+/**
+ * The input of a turn's other run is the record behind the one that says so.
+ * @param {LogRecord | undefined} record
+ * @param {number} run
+ */
+const isReplacedBy = (record, run) => record?.kind === 'turn.superseded' && record.body.into === undefined && record.seq === run - 1;
+
 /** @param {LogRecord} record */
 const isEnd = (record) => ENDS.has(record.kind);
 
@@ -222,7 +249,8 @@ function fold(id, records, live = new Map(), resumed = 0) {
   for (const [step, { text, attempt }] of live) {
     const announced = turn.steps.findIndex((known) => known.step === step);
     const known = announced < 0 ? { step, type: stepType(step), done: false } : turn.steps.splice(announced, 1)[0];
-    turn.steps.push({ ...known, text, attempt });
+    // A tool's attempts are the calls that are written down; what is told live counts runs of the turn.
+    turn.steps.push(known.type === 'tool' ? { ...known, text } : { ...known, text, attempt });
   }
   if (turn.steps.some(({ ask }) => ask?.answer === null)) turn.state = 'waiting';
   return turn;
@@ -245,15 +273,17 @@ const FOLDS = new Map([
     turn.agent = body.agent ?? null;
     turn.startedAt = at;
   }],
-  ['step.started', (turn, { body }) => {
+  ['step.started', (turn, { body, epoch }) => {
     const { step, attempt, name, input } = body;
     const known = turn.steps.find((other) => other.step === step);
-    if (known) known.attempt = attempt;
-    else turn.steps.push({ step, type: stepType(step), done: false, text: '', attempt, name, input });
+    if (known) Object.assign(known, { attempt, epoch });
+    else turn.steps.push({ step, type: stepType(step), done: false, text: '', attempt, epoch, name, input });
   }],
-  ['step.completed', (turn, { body }) => {
+  ['step.completed', (turn, { body, epoch }) => {
     const known = turn.steps.find(({ step }) => step === body.step);
-    if (known) Object.assign(known, body, { done: true });
+    // Whoever does not know what came of another owner's call and does not make it again says that it is unknown.
+    const isAgain = known?.epoch !== undefined && epoch > known.epoch && body.status !== 'unknown';
+    if (known) Object.assign(known, body, { done: true }, isAgain ? { calledAgain: epoch } : {});
     else turn.steps.push({ ...body, done: true, text: textOf(body) });
     // What the model asks for is known before it is done.
     for (const [index, { name, input }] of (body.calls ?? []).entries()) {
@@ -284,6 +314,7 @@ function ended(turn, { kind, body, at }) {
   turn.mode = body?.mode ?? null;
   turn.into = body?.into ?? null;
   turn.endedAt = at;
+  for (const { ask } of turn.steps) if (ask?.answer === null) ask.answer = { closed: true, by: null };
 }
 
 /**

@@ -56,6 +56,8 @@ pub(crate) struct Output {
     /// `--json` was given; a token, which is one word, is JSON only then.
     pub(crate) asked_for_json: bool,
     stderr_is_terminal: bool,
+    /// NO_COLOR is set.
+    no_colour: bool,
 }
 
 impl Output {
@@ -68,6 +70,7 @@ impl Output {
             colour: if terminal && !no_colour { Colour::On } else { Colour::Off },
             asked_for_json: json,
             stderr_is_terminal: io::stderr().is_terminal(),
+            no_colour,
         }
     }
 
@@ -106,11 +109,19 @@ impl Output {
     }
 
     /// Something to know that is no result; on standard error, and only for people.
-    pub(crate) fn notice(&self, text: &str) {
-        if self.format == Format::Human || self.stderr_is_terminal {
+    /// False if it is not shown.
+    pub(crate) fn notice(&self, text: &str) -> bool {
+        let is_shown = self.format == Format::Human || self.stderr_is_terminal;
+        if is_shown {
             // A notice that cannot be shown is no reason to fail.
             let _ = writeln!(io::stderr(), "{}", self.styled(Style::Dim, &printable(text)));
         }
+        is_shown
+    }
+
+    /// Whether what goes to standard error may have colours.
+    pub(crate) fn colours_errors(&self) -> bool {
+        self.stderr_is_terminal && !self.no_colour
     }
 
     /// Something that is probably a mistake, on standard error, always.
@@ -218,8 +229,13 @@ fn system_text(record: &Record) -> String {
 mod tests {
     use super::*;
 
-    const PLAIN: Output =
-        Output { format: Format::Human, colour: Colour::Off, asked_for_json: false, stderr_is_terminal: false };
+    const PLAIN: Output = Output {
+        format: Format::Human,
+        colour: Colour::Off,
+        asked_for_json: false,
+        stderr_is_terminal: false,
+        no_colour: false,
+    };
 
     fn record(kind: &str, sender: &str, body: &str) -> Record {
         let json = format!(

@@ -18,10 +18,12 @@ use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
 use crate::auth::secret::{Mode, NotLoopback, SigningKey, may_bind};
 use crate::auth::token::{TokenError, TokenKey};
+use crate::cluster::apart;
 use crate::cluster::heartbeat::{self, LeaseState};
 use crate::cluster::membership;
 use crate::cluster::nodes::View;
-use crate::config::Config;
+use crate::config::agents::OPENAI_BASE_URL;
+use crate::config::{AgentKind, Config};
 use crate::cursors::Cursors;
 use crate::gateway::{Components, Gateway, ListenError, Listener};
 use crate::hub::Hubs;
@@ -162,6 +164,7 @@ async fn serve(
     let callbacks = config.callbacks(&key, listener.addr());
     let agents = Answering { agents: Arc::new(embed(config.agents(&callbacks)?)), callbacks };
     let node = Arc::new(Node { rules: rules(), ..Node::new(&config, store, runtime::seams()) });
+    log_models(&config);
     let readiness = Readiness::new();
     let progress = ProgressBoard::new(Duration::from_millis(config.limits.wedged_ms));
     let ops = Ops {
@@ -210,6 +213,16 @@ async fn serve(
     serving.abort();
     ops.stop();
     outcome
+}
+
+/// Says which models answer: one of them may have been chosen by nobody.
+fn log_models(config: &Config) {
+    for (agent, settings) in &config.agents.0 {
+        if let (AgentKind::Openai, Some(model)) = (settings.kind, &settings.model) {
+            let base_url = settings.base_url.as_deref().unwrap_or(OPENAI_BASE_URL);
+            tracing::info!(%agent, model, base_url, "a model answers as this agent");
+        }
+    }
 }
 
 /// How a registration ended.
@@ -280,6 +293,9 @@ fn assemble(
     let parts = Parts { agents: Arc::clone(&agents), on_published, link: Arc::clone(&port.link) };
     let router = Router::start(Arc::clone(node), parts);
     let hubs = Hubs::new(Arc::clone(node), router.clone(), config.hub_limits());
+    if !port.link.exists() {
+        node.seams.spawn("others", apart::warn(Arc::clone(node)));
+    }
     let watching = membership::run_with(Arc::clone(node), router.clone(), port.evidence(), death_watch(node.timing));
     node.seams.spawn("membership", watching);
     let service =

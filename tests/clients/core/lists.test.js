@@ -112,6 +112,14 @@ test('ids that people can live with', () => {
   assert.deepEqual(['tide', 'session-notes', directId('a', 'b'), `session-${crypto.randomUUID()}`].map(isChannelId), [true, true, false, false]);
 });
 
+test('a token says what may be done where', () => {
+  const session = new Session({ storage: fakeStorage(), clock: new FakeClock() });
+  const token = (payload) => `x.${btoa(JSON.stringify(payload))}.y`;
+  session.accept({ token: token({ sub: 'a', conch: [{ conversations: 'team:*', can: ['run'] }, { conversations: 'a?', can: ['read'] }] }), sub: 'a', expires_at: '' }, 'a');
+  const asked = [['run', 'team:x'], ['run', 'other'], ['read', 'ab'], ['read', 'abc'], ['send', 'team:x']];
+  assert.deepEqual(asked.map(([permission, id]) => session.may(permission, id)), [true, false, true, false, false]);
+});
+
 test('a session is kept per tab, knows when it is stale, and refuses what is no token', () => {
   const clock = new FakeClock();
   const storage = fakeStorage();

@@ -97,7 +97,51 @@ test('a call that is tried again after a takeover keeps its name, and its place 
   turns.live('turn.resumed', { turn: 5, epoch: 2 });
   turns.live('step.reset', { turn: 5, step: 'm1.t0', epoch: 2, attempt: 2 });
   const shown = turns.get(5).steps.map(({ step, name, done, attempt }) => [step, name, done, attempt]);
-  assert.deepEqual(shown.slice(1), [['epoch:2', undefined, true, undefined], ['m1.t0', 'pay', false, 2]]);
+  assert.deepEqual(shown.slice(1), [['epoch:2', undefined, true, undefined], ['m1.t0', 'pay', false, undefined]]);
+});
+
+test('a call is counted as it is written down, not as often as its turn is run', () => {
+  const called = (records, live = []) => {
+    const turns = new Turns();
+    turns.record(record(6, 'turn.started', { agent: 'demo' }));
+    turns.record(record(7, 'step.completed', { step: 'm1', type: 'model', output: '', calls: [{ name: 'pay', input: 1 }] }));
+    for (const [event, payload] of live) turns.live(event, payload);
+    for (const each of records) turns.record(each);
+    const { attempt, calledAgain } = turns.get(5).steps.find(({ step }) => step === 'm1.t0');
+    return { attempt, calledAgain };
+  };
+  const begun = (epoch, attempt) => record(8 + attempt, 'step.started', { step: 'm1.t0', attempt, name: 'pay', input: 1 }, { epoch });
+  const over = (epoch, more = {}) => record(20, 'step.completed', { step: 'm1.t0', type: 'tool', name: 'pay', input: 1, output: 2, ...more }, { epoch });
+  const approved = [['step.reset', { turn: 5, step: 'm1.t0', epoch: 1, attempt: 2 }]];
+  assert.deepEqual(called([begun(1, 1)], approved), { attempt: 1, calledAgain: undefined }, 'once, by the second run of the turn');
+  assert.deepEqual(called([begun(1, 1), over(1)], approved), { attempt: 1, calledAgain: undefined });
+  assert.deepEqual(called([begun(1, 1), over(2)]), { attempt: 1, calledAgain: 2 }, 'the next owner made it again');
+  assert.deepEqual(called([begun(1, 1), over(2, { status: 'unknown' })]), { attempt: 1, calledAgain: undefined }, 'it did not');
+  assert.deepEqual(called([begun(1, 1), begun(2, 2), over(2)]), { attempt: 2, calledAgain: undefined }, 'that is written down');
+});
+
+test('a question is closed with its turn', () => {
+  const turns = new Turns();
+  turns.record(record(6, 'turn.started', { agent: 'demo' }));
+  turns.record(record(7, 'await.opened', { await: '5-m1', step: 'm1', schema: {}, expires_at: 'later' }));
+  turns.record(record(8, 'turn.cancelled', { mode: 'keep', by: 'alice' }));
+  assert.deepEqual(turns.get(5).steps.at(-1).ask.answer, { closed: true, by: null });
+});
+
+test('a run that was rolled back has replaced nothing', () => {
+  const superseded = record(11, 'turn.superseded', { reason: 'regenerate' });
+  const rollback = record(14, 'turn.cancelled', { mode: 'rollback', by: 'alice' }, { turn: 12 });
+  for (const order of [[superseded, rollback], [rollback, superseded]]) {
+    const turns = new Turns();
+    turns.record(record(6, 'turn.started', { agent: 'demo' }));
+    turns.record(record(10, 'turn.completed', {}));
+    turns.record(superseded);
+    assert.equal(turns.get(5).state, 'superseded');
+    for (const each of order) turns.record(each);
+    assert.deepEqual([turns.get(5).state, turns.get(12).mode], ['completed', 'rollback']);
+    turns.record(record(16, 'turn.superseded', { reason: 'regenerate' }));
+    assert.equal(turns.get(5).state, 'superseded', 'by another run');
+  }
 });
 
 test('an open question makes a turn wait, its answer makes it go on', () => {

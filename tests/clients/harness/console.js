@@ -15,8 +15,6 @@ export class Person {
   /** The same where the server gives no tokens out: with one of `conch token`. */
   static async enterWith(context, server, name, token, route = '') {
     const person = await Person.#at(context, server, name, route);
-    await person.page.getByLabel('What should people call you?').fill(name);
-    await person.page.getByRole('button', { name: 'Enter' }).click();
     await person.page.getByLabel('Paste an access token').fill(token);
     await person.#through();
     return person;

@@ -308,6 +308,7 @@ describe('the console', { timeout: 420_000 }, () => {
     await alice.page.locator('.ask').getByText('Approved by bob.').waitFor();
     await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
     assert.match(await alice.page.locator('.turn .answer').innerText(), /42/);
+    assert.equal(await alice.page.locator('.tool-attempt').count(), 0, 'the tool was called once');
     await shoot(alice.page, 'session-approved');
   });
 
@@ -335,6 +336,29 @@ describe('the console', { timeout: 420_000 }, () => {
     await alice.page.locator('.turn[data-state=superseded]').getByText('Replaced by a newer answer.').waitFor();
     await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
     assert.match(await last().locator('.answer').innerText(), /12/);
+    await last().getByRole('button', { name: 'Answer again' }).click();
+    await until(async () => (await alice.page.locator('.turn[data-state=superseded]').count()) === 2, 'the answer to be replaced');
+    await streaming();
+    await last().getByRole('button', { name: 'Discard' }).click();
+    await last().getByText('Stopped; nothing of it was kept.').waitFor();
+    const counted = alice.page.locator('.turn[data-state=completed]');
+    await counted.getByRole('button', { name: 'Answer again' }).click();
+    await counted.waitFor({ state: 'detached' });
+    await alice.page.locator('.turn[data-state=completed]').waitFor({ timeout: 60_000 });
+    assert.match(await last().locator('.answer').innerText(), /12/);
+  });
+
+  test('a question is closed when its turn is stopped, and stays so', async () => {
+    const alice = await enter('alice');
+    await alice.create('Agent', 'Never mind');
+    await alice.say('With my approval: what is 6 * 7?');
+    await alice.page.getByRole('button', { name: 'Approve' }).waitFor({ timeout: 30_000 });
+    await alice.page.getByRole('button', { name: 'Stop' }).click();
+    for (const reload of [false, true]) {
+      if (reload) await alice.page.reload();
+      await alice.page.locator('.ask[data-state=closed]').getByText('Closed: the turn ended').waitFor();
+      assert.equal(await alice.page.getByRole('button', { name: 'Approve' }).count(), 0);
+    }
   });
 
   test('the server is told to stop and starts again: the same, without a kill', async () => {
@@ -469,10 +493,12 @@ describe('the console of a server with a key', { timeout: 180_000 }, () => {
 
   test('asks for a token, says what is wrong with a bad one, and says so when it has run out', async () => {
     const page = await browser.newPage({ viewport: DESKTOP });
+    const posts = [];
+    page.on('request', (request) => { if (request.method() === 'POST') posts.push(request.url()); });
     await page.goto(server.url);
-    await page.getByLabel('What should people call you?').fill('alice');
-    await page.getByRole('button', { name: 'Enter' }).click();
     const field = page.getByLabel('Paste an access token');
+    await field.waitFor();
+    assert.deepEqual(posts, [], 'the mode is known before anything is tried');
     const alert = page.getByRole('alert');
     await field.fill('nonsense');
     await page.getByRole('button', { name: 'Enter' }).click();

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use conch_server::config::{Flags, fields};
+use conch_server::config::agents::Agents;
+use conch_server::config::{Config, Flags, fields};
 
 use crate::args::ServeArgs;
 use crate::exit::Failure;
@@ -14,7 +15,7 @@ const OTHER_VARIABLES: [&str; 3] = ["CONCH_CONFIG", "CONCH_TOKEN", "CONCH_URL"];
 
 pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
     let config = local::config(args.config.clone(), flags(args)).map_err(Failure::usage)?;
-    warn_of_variables(output);
+    warn_of_variables(&config, output);
     match output.format {
         Format::Human => output.write(&config.effective_toml()),
         Format::Json => output.json(&config),
@@ -23,19 +24,21 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
 
 /// Names the variables that look like settings and are none. No refusal: orchestrators add variables of their own, such as
 /// CONCH_SERVICE_HOST for a service of that name.
-pub(super) fn warn_of_variables(output: &Output) {
+pub(super) fn warn_of_variables(config: &Config, output: &Output) {
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-    let unknown = unknown_variables(names);
+    let unknown = unknown_variables(names, &config.agents);
     if !unknown.is_empty() {
         output.warning(&format!("ignored, no setting has this variable: {}", unknown.join(", ")));
     }
 }
 
-/// Those that start with `CONCH_` and that nothing reads, in order. Their values are never shown.
-fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+/// Those that start with `CONCH_` and that nothing reads, neither a setting nor an agent that names it, in order. Their values are
+/// never shown.
+fn unknown_variables(names: impl Iterator<Item = String>, agents: &Agents) -> Vec<String> {
     let settings: BTreeSet<String> =
         fields().filter(|field| !field.is_pattern()).map(|field| field.variable()).collect();
-    let known = |name: &str| settings.contains(name) || OTHER_VARIABLES.contains(&name);
+    let named: BTreeSet<&str> = agents.variables().collect();
+    let known = |name: &str| settings.contains(name) || named.contains(name) || OTHER_VARIABLES.contains(&name);
     let unknown: BTreeSet<String> = names.filter(|name| name.starts_with("CONCH_") && !known(name)).collect();
     unknown.into_iter().collect()
 }
@@ -67,8 +70,36 @@ mod tests {
     #[test]
     fn variables_that_nothing_reads_are_found() {
         let names = ["CONCH_STORE", "CONCH_LISTNE", "CONCH_AUTH_SECRET", "HOME", "CONCH_", "CONCH_LISTNE", "CONCH_URL"];
-        let unknown = unknown_variables(names.iter().map(|name| (*name).to_owned()));
+        let unknown = unknown_variables(names.iter().map(|name| (*name).to_owned()), &Agents::default());
         assert_eq!(unknown, ["CONCH_", "CONCH_LISTNE"]);
+    }
+
+    #[test]
+    fn what_an_agent_names_is_read() {
+        let names = ["CONCH_WORKER_SECRET", "CONCH_TEAM_KEY", "CONCH_TOOLS", "CONCH_LISTNE"];
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let agents = r#"
+            [agents.trip]
+            kind = "http"
+            url = "http://127.0.0.1:9000/"
+            secret_env = "CONCH_WORKER_SECRET"
+            [agents.support]
+            kind = "openai"
+            base_url = "http://127.0.0.1:8080/v1"
+            model = "m"
+            api_key_env = "CONCH_TEAM_KEY"
+            [[agents.support.tools]]
+            name = "look"
+            description = "Looks."
+            url = "http://127.0.0.1:9001/"
+            headers_env = { authorization = "CONCH_TOOLS" }
+        "#;
+        std::fs::write(file.path(), agents).expect("written");
+        let secret = |_: &str| Some("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned());
+        let env = |name: &str| secret(name).filter(|_| names.contains(&name) && name != "CONCH_LISTNE");
+        let config = Config::load(Some(file.path()), &env, Flags::default()).expect("a valid configuration");
+        let unknown = unknown_variables(names.iter().map(|name| (*name).to_owned()), &config.agents);
+        assert_eq!(unknown, ["CONCH_LISTNE"]);
     }
 
     #[test]
@@ -80,6 +111,6 @@ mod tests {
         }
         let read = variables(&Arguments::command());
         assert!(read.iter().any(|name| name == "CONCH_CONFIG"), "{read:?}");
-        assert_eq!(unknown_variables(read.into_iter()), [""; 0]);
+        assert_eq!(unknown_variables(read.into_iter(), &Agents::default()), [""; 0]);
     }
 }

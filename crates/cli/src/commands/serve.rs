@@ -21,8 +21,8 @@ const LEFT_OVER: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
     let config = local::config(args.config.clone(), super::config::flags(args)).map_err(Failure::usage)?;
-    super::config::warn_of_variables(output);
-    start_log(&config)?;
+    super::config::warn_of_variables(&config, output);
+    start_log(&config, output)?;
     let incarnation_file = args.incarnation_file.clone().map(IncarnationFile::at).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -42,13 +42,13 @@ pub(crate) fn run(args: &ServeArgs, output: &Output) -> Result<(), Failure> {
         };
         let stop = async {
             stop.await;
-            output.notice("Conch stops: it takes nothing new and finishes what was begun.");
+            tell(output, "Conch stops: it takes nothing new and finishes what was begun.");
         };
         let ended = serve::run(config, started, stop).await.map_err(|error| Failure::other(error.to_string()))?;
         if let (Some(file), Ended::InOrder) = (&incarnation_file, ended) {
             file.clear();
         }
-        output.notice(farewell(ended));
+        tell(output, farewell(ended));
         Ok(())
     });
     // A start that was stopped may have left a thread that looks up a name, for which nobody waits any more.
@@ -81,6 +81,13 @@ impl IncarnationFile {
     }
 }
 
+/// To people on their terminal; elsewhere into the log.
+fn tell(output: &Output, text: &str) {
+    if !output.notice(text) {
+        tracing::info!("{text}");
+    }
+}
+
 /// How it ended, for people.
 fn farewell(ended: Ended) -> &'static str {
     match ended {
@@ -89,11 +96,12 @@ fn farewell(ended: Ended) -> &'static str {
     }
 }
 
-/// Logs go to standard error; `RUST_LOG` refines the configured level.
-fn start_log(config: &Config) -> Result<(), Failure> {
+/// Logs go to standard error, in colour on a terminal alone; `RUST_LOG` refines the configured level.
+fn start_log(config: &Config, output: &Output) -> Result<(), Failure> {
     let level = config.log.level.as_str();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let coloured = output.colours_errors();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(coloured);
     let started = match config.log.format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().try_init(),

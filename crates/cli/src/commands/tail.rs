@@ -103,7 +103,7 @@ impl Tail<'_> {
                 self.output.json(&json!({"event": "resync", "data": {"log": log, "head_seq": head_seq}}))?
             }
             Format::Human => {
-                self.output.notice(&format!("— {}; here is the latest page —", why(self.args.after, head_seq)))
+                self.output.notice(&format!("— {}; here is the latest page —", why(self.args.after, head_seq)));
             }
         }
         self.live = LiveText::default();

@@ -67,7 +67,8 @@ fn shown(output: &Output, turn: &Value) -> String {
     for step in list(&turn["steps"]) {
         let name = if step["name"].is_string() { format!(" {}", text(&step["name"])) } else { String::new() };
         let seq = one_line(&step["seq"].to_string());
-        lines.push(format!("  {}{name} {} #{seq}", text(&step["step"]), text(&step["state"])));
+        let calls = calls(step);
+        lines.push(format!("  {}{name} {}{calls} #{seq}", text(&step["step"]), text(&step["state"])));
     }
     for wait in list(&turn["awaits"]) {
         let asked = if wait["prompt"].is_string() { format!(": {}", text(&wait["prompt"])) } else { String::new() };
@@ -78,6 +79,14 @@ fn shown(output: &Output, turn: &Value) -> String {
         lines.push(output.styled(Style::Accent, &format!("  {}", printable(answer))));
     }
     lines.join("\n")
+}
+
+/// How often a tool was called, as far as it is known and more than once.
+fn calls(step: &Value) -> String {
+    let attempts = step["attempts"].as_u64().filter(|attempts| *attempts > 1);
+    let written = attempts.map(|attempts| format!(", {attempts} calls")).unwrap_or_default();
+    let again = step["called_again_in"].as_u64();
+    written + &again.map(|epoch| format!(", called again by the owner of epoch {epoch}")).unwrap_or_default()
 }
 
 fn list(value: &Value) -> &[Value] {
@@ -93,7 +102,8 @@ mod tests {
     fn a_turn_is_shown_line_by_line_and_steers_no_terminal() {
         let turn = json!({
             "turn": 7, "state": "failed", "error": {"reason": "agent_failed"},
-            "steps": [{"step": "m1", "state": "completed", "seq": 9}, {"step": "m1.t0", "name": "pay\u{1b}", "state": "started", "seq": 10}],
+            "steps": [{"step": "m1", "state": "completed", "seq": 9}, {"step": "m1.t0", "name": "pay\u{1b}", "state": "started", "attempts": 1, "seq": 10},
+                      {"step": "m1.t1", "name": "pay", "state": "completed", "attempts": 2, "called_again_in": 4, "seq": 12}],
             "awaits": [{"await": "7-m1.t0", "state": "open", "prompt": "May I\n?"}, {"await": "7-x", "state": "resolved", "by": "bob"}],
             "answer": {"body": {"text": "one\ntwo"}},
         });
@@ -104,6 +114,7 @@ mod tests {
             "  error: {\"reason\":\"agent_failed\"}",
             "  m1 completed #9",
             "  m1.t0 pay\\u{1b} started #10",
+            "  m1.t1 pay completed, 2 calls, called again by the owner of epoch 4 #12",
             "  await 7-m1.t0 open: May I\\u{a}?",
             "  await 7-x resolved by bob",
             "  one",

@@ -69,3 +69,17 @@ fn a_signal_while_the_node_registers_ends_the_start_with_0_and_leaves_no_row() {
         server.sql("DO $$ BEGIN ASSERT NOT EXISTS (SELECT FROM node_lease); END $$");
     }
 }
+
+#[test]
+fn off_a_terminal_the_log_says_that_the_node_stops_and_has_no_colours() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(&scratch.path().join("data"));
+    let mut node = Node::launch(home.serve_on(&home.store()), home.operations(), &scratch.path().join("log"));
+    node.wait_until_ready();
+    assert_eq!(node.terminate().code(), Some(0));
+    let said = said(scratch.path());
+    for words in ["Conch stops:", "Conch has stopped: everything is finished"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains('\u{1b}'), "{said}");
+}

@@ -53,6 +53,18 @@ pub struct TurnCheckpoint {
     pub running: Option<RunningTurn>,
     /// The last turn that ended and may be run again.
     pub last: Option<Seq>,
+    /// The last turn that ran another one again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Replacement>,
+}
+
+/// A turn that is run again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replacement {
+    /// By this one.
+    pub by: Seq,
+    /// Which.
+    pub of: Seq,
 }
 
 /// Why a checkpoint cannot be used. Everything in it is in the log as well: fold the log from its beginning instead.
@@ -151,6 +163,7 @@ mod tests {
             queued: (first..u64::MAX).map(Seq).collect(),
             running: Some(running()),
             last: Some(Seq(2)),
+            replaced: Some(Replacement { by: Seq(3), of: Seq(1) }),
         };
         let bytes = checkpoint.encode().expect("small");
         assert!(bytes.len() < 32 * 1024, "{} bytes", bytes.len());

@@ -2,11 +2,11 @@
 //!
 //! Invariants: an input stands where its turn began, or where it joined one, not where it was posted, so that each answer
 //! follows what it answers; every tool call that the model asked for is followed by its result, known or not; what was
-//! rolled back, run again, replaced or erased is not there.
+//! rolled back, run again, replaced or erased is not there; a run that was rolled back replaces nothing.
 //!
 //! Deliberately absent: a provider's format, and how much of a long log is shown. Whoever asks chooses the records.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -15,8 +15,8 @@ use crate::body::Body;
 use crate::ids::{Seq, Subject};
 use crate::record::{Record, RecordKind};
 use crate::turn::StepId;
-use crate::turn::cancel::CancelMode;
 use crate::turn::journal;
+use crate::turn::replaced::Replaced;
 use crate::turn::result::{AskedCall, StepResult, ToolStatus};
 
 /// The kinds that messages are made from.
@@ -73,7 +73,7 @@ pub enum Content {
 /// The messages of these records, which ascend; those at its beginning whose input is not among them are left out.
 #[must_use]
 pub fn assemble(records: &[Record]) -> Vec<ContextMessage> {
-    let void = Void::of(records);
+    let void = Replaced::of(records);
     let inputs: BTreeMap<Seq, &Record> = records
         .iter()
         .filter(|record| journal::is_input(record.kind, &record.sender) && record.deleted_at.is_none())
@@ -101,38 +101,8 @@ pub fn with_input(mut messages: Vec<ContextMessage>, turn: Seq, input: &Record) 
     messages
 }
 
-/// The turns of which not everything is shown.
-#[derive(Default)]
-struct Void {
-    rolled_back: BTreeSet<Seq>,
-    run_again: BTreeSet<Seq>,
-}
-
-impl Void {
-    fn of(records: &[Record]) -> Self {
-        let mut void = Self::default();
-        for record in records {
-            let Some(turn) = record.turn else { continue };
-            match record.kind {
-                RecordKind::TurnCancelled if journal::cancel_mode(&record.body) == Some(CancelMode::Rollback) => {
-                    void.rolled_back.insert(turn);
-                }
-                RecordKind::TurnSuperseded if journal::joined_into(record).is_none() => {
-                    void.run_again.insert(turn);
-                }
-                _ => {}
-            }
-        }
-        void
-    }
-
-    fn hides_output_of(&self, turn: Seq) -> bool {
-        self.rolled_back.contains(&turn) || self.run_again.contains(&turn)
-    }
-}
-
 struct Assembly<'a> {
-    void: Void,
+    void: Replaced,
     inputs: BTreeMap<Seq, &'a Record>,
     messages: Vec<ContextMessage>,
     /// The calls last asked for that have no result yet, and the tools they ask.
@@ -149,7 +119,7 @@ impl Assembly<'_> {
                     self.input(turn, into);
                 }
             }
-            _ if self.void.hides_output_of(turn) || record.deleted_at.is_some() => {}
+            _ if self.void.is_rolled_back(turn) || self.void.is_run_again(turn) || record.deleted_at.is_some() => {}
             RecordKind::StepCompleted => self.step(turn, &record.body),
             RecordKind::Message => self.answer(turn, &record.body),
             _ => {}
@@ -157,7 +127,7 @@ impl Assembly<'_> {
     }
 
     fn input(&mut self, input: Seq, turn: Seq) {
-        if self.void.rolled_back.contains(&turn) {
+        if self.void.is_rolled_back(turn) {
             return;
         }
         // One that asks for another run says nothing to a model.

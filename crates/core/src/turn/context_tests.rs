@@ -149,7 +149,7 @@ fn a_turn_that_is_run_again_keeps_its_input_and_loses_its_answer() {
     let one = turn(&mut log, "hi", "hello");
     let again = |log: &mut Log, of: Seq| {
         log.push(journal::regenerated(of));
-        let key = format!("again{of}").parse().expect("valid");
+        let key = format!("again{of}-{}", log.0.len()).parse().expect("valid");
         let event = Draft::new(RecordKind::Event, "alice".parse().expect("valid"), key, journal::regenerate_body(of));
         let turn = log.push(event);
         log.starts(turn);
@@ -160,7 +160,11 @@ fn a_turn_that_is_run_again_keeps_its_input_and_loses_its_answer() {
     log.answers(two, "good day");
     assert_eq!(log.shown(), ["user: hi", "agent: good day"]);
     let three = again(&mut log, two);
-    log.answers(three, "welcome");
+    assert_eq!(log.shown(), ["user: hi"]);
+    log.cancel(three, CancelMode::Rollback);
+    assert_eq!(log.shown(), ["user: hi", "agent: good day"], "what was rolled back replaces nothing");
+    let four = again(&mut log, two);
+    log.answers(four, "welcome");
     assert_eq!(log.shown(), ["user: hi", "agent: welcome"]);
 }
 

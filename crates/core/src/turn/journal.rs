@@ -1,11 +1,11 @@
 //! The records of a turn, and the keys that make each of them unique.
 //!
 //! Invariant: the key follows from what the record says (`(@start, input)`, `(@intent, turn/step)`, `(@step, turn/step)`,
-//! `(@await, id)`, `(@resolve, id)`, `(@end, turn)`, `(@supersede, turn)`, and `(@agent:NAME, turn)` for the answer), so the
+//! `(@await, id)`, `(@resolve, id)`, `(@end, turn)`, `(@supersede, turn)` or `(@supersede, turn~undone)`, and `(@agent:NAME,
+//! turn)` for the answer), so the
 //! store's unique key admits one start, one result a step, one resolution an await and one end (invariants 9, 10 and 13),
 //! whoever retries.
 
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use serde::Deserialize;
@@ -20,6 +20,7 @@ use crate::time::Timestamp;
 use crate::turn::StepId;
 use crate::turn::awaits::{AwaitId, OpenAwait, Resolution};
 use crate::turn::cancel::{Cancel, CancelMode};
+use crate::turn::replaced::Backwards;
 use crate::turn::result::{STEP_OUTPUT_MAX_BYTES, StepResult};
 
 /// Writes the starts of turns, keyed by the seq of the input.
@@ -161,15 +162,13 @@ pub fn completed_with(turn: Seq, state: &Value) -> Draft {
 }
 
 /// What the conversation's agent kept when its last turn completed, out of these records of the log's end, which ascend. A turn
-/// that was run again keeps nothing. `None`: these records do not say.
+/// that is run again keeps nothing, unless that run was rolled back. `None`: these records do not say.
 #[must_use]
-pub fn kept_state(records: &[Record], run_again: &mut BTreeSet<Seq>) -> Option<Value> {
+pub fn kept_state(records: &[Record], later: &mut Backwards) -> Option<Value> {
     for record in records.iter().rev() {
+        later.take(record);
         match (record.kind, record.turn) {
-            (RecordKind::TurnSuperseded, Some(turn)) if joined_into(record).is_none() => {
-                run_again.insert(turn);
-            }
-            (RecordKind::TurnCompleted, Some(turn)) if !run_again.contains(&turn) => {
+            (RecordKind::TurnCompleted, Some(turn)) if !later.is_run_again(turn) => {
                 return Some(record.body.to_value().get_mut("state").map_or(Value::Null, Value::take));
             }
             _ => {}
@@ -179,7 +178,8 @@ pub fn kept_state(records: &[Record], run_again: &mut BTreeSet<Seq>) -> Option<V
 }
 
 /// The kinds that [`kept_state`] looks at.
-pub const STATE_KINDS: [RecordKind; 2] = [RecordKind::TurnCompleted, RecordKind::TurnSuperseded];
+pub const STATE_KINDS: [RecordKind; 4] =
+    [RecordKind::TurnCompleted, RecordKind::TurnSuperseded, RecordKind::TurnCancelled, RecordKind::Event];
 
 /// `turn.failed`.
 #[must_use]
@@ -211,6 +211,18 @@ pub fn joined(input: Seq, into: Seq) -> Draft {
 #[must_use]
 pub fn regenerated(turn: Seq) -> Draft {
     supersede(turn, &json!({ "reason": REGENERATE }))
+}
+
+/// The same for one that counts again, because `undone`, which ran it again, was rolled back.
+#[must_use]
+pub fn regenerated_after(turn: Seq, undone: Seq) -> Draft {
+    Draft { client_msg_id: supersede_key(turn, Some(undone)), ..regenerated(turn) }
+}
+
+/// The key of the `turn.superseded` that followed the rollback of `undone`, or else of the first one.
+#[must_use]
+pub fn supersede_key(turn: Seq, undone: Option<Seq>) -> ClientMsgId {
+    key(&undone.map_or_else(|| turn.to_string(), |undone| format!("{turn}~{undone}")))
 }
 
 /// The body of the event that runs a turn again.
@@ -499,7 +511,7 @@ mod tests {
             record(20, completed_with(Seq(11), &json!({ "n": 2 }))),
             record(21, joined(Seq(12), Seq(11))),
         ];
-        let kept = |log: &[Record]| kept_state(log, &mut BTreeSet::new());
+        let kept = |log: &[Record]| kept_state(log, &mut Backwards::default());
         assert_eq!(kept(&log), Some(json!({ "n": 2 })));
         let again = [log.as_slice(), &[record(30, regenerated(Seq(11)))]].concat();
         assert_eq!(kept(&again), Some(json!({ "n": 1 })), "what is run again begins where it began");
@@ -507,9 +519,17 @@ mod tests {
         assert_eq!(kept(&cleared), Some(Value::Null));
         assert_eq!(kept(&log[2..]), None);
         // Page by page, the newest first.
-        let mut run_again = BTreeSet::new();
-        assert_eq!(kept_state(&again[1..], &mut run_again), None);
-        assert_eq!(kept_state(&again[..1], &mut run_again), Some(json!({ "n": 1 })));
+        let mut later = Backwards::default();
+        assert_eq!(kept_state(&again[1..], &mut later), None);
+        assert_eq!(kept_state(&again[..1], &mut later), Some(json!({ "n": 1 })));
+        // Another run that was rolled back takes nothing away.
+        let alice: Subject = "alice".parse().expect("valid");
+        let event = Draft::new(RecordKind::Event, alice.clone(), key("r"), regenerate_body(Seq(11)));
+        let rollback = Cancel { turn: Seq(31), mode: CancelMode::Rollback, by: alice, reason: None };
+        let undone = [again.as_slice(), &[record(31, event), record(33, cancelled(&rollback))]].concat();
+        assert_eq!(kept(&undone), Some(json!({ "n": 2 })));
+        let once_more = [undone.as_slice(), &[record(34, regenerated_after(Seq(11), Seq(31)))]].concat();
+        assert_eq!(kept(&once_more), Some(json!({ "n": 1 })));
     }
 
     #[test]

@@ -26,10 +26,10 @@ use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::Retry;
 use crate::time::{Monotonic, Timestamp};
 use crate::turn::budget::is_journal;
-use crate::turn::cancel::CancelMode;
-use crate::turn::checkpoint::{CHECKPOINT_VERSION, TurnCheckpoint};
+use crate::turn::checkpoint::{CHECKPOINT_VERSION, Replacement, TurnCheckpoint};
 use crate::turn::due::{Due, DueState};
 use crate::turn::journal::{self, FailReason};
+use crate::turn::replaced;
 use crate::turn::running::{Counted, End, Runner, Running};
 
 pub use asks::NotDone;
@@ -100,6 +100,10 @@ pub struct TurnMachine {
     pub(super) running: Option<Running>,
     /// The last turn that ended and may be run again.
     last: Option<Seq>,
+    /// A turn that is run again, and whose new run's input is the next record.
+    replacing: Option<Seq>,
+    /// The last turn that ran another one again, and that one. If it is rolled back, it has replaced nothing.
+    replaced: Option<Replacement>,
     /// Queued inputs whose end is on its way: they neither start nor join.
     leaving: BTreeSet<Seq>,
     /// A commit that runs the last turn again is on its way.
@@ -124,6 +128,8 @@ impl TurnMachine {
             queued: VecDeque::new(),
             running: None,
             last: None,
+            replacing: None,
+            replaced: None,
             leaving: BTreeSet::new(),
             regenerating: false,
             arrivals: None,
@@ -155,6 +161,7 @@ impl TurnMachine {
             queued: checkpoint.queued.into(),
             running: checkpoint.running.map(Running::from_checkpoint),
             last: checkpoint.last,
+            replaced: checkpoint.replaced,
             ..Self::new(setup)
         }
     }
@@ -168,6 +175,7 @@ impl TurnMachine {
             queued: self.queued.iter().copied().collect(),
             running: self.running.as_ref().map(Running::checkpoint),
             last: self.last,
+            replaced: self.replaced,
         }
     }
 
@@ -273,6 +281,8 @@ impl TurnMachine {
                 let first = self.arrivals.map_or(now.monotonic, |arrivals| arrivals.first);
                 self.arrivals = Some(Arrivals { first, last: now.monotonic });
                 self.newcomer = Some(record.sender.clone());
+                let of = self.replacing.take().filter(|of| journal::regenerates(&record.body) == Some(*of));
+                self.replaced = of.map(|of| Replacement { by: record.seq, of }).or(self.replaced);
                 Ok(())
             }
             _ => Ok(()),
@@ -312,17 +322,20 @@ impl TurnMachine {
         if self.last == Some(turn) {
             self.last = None;
         }
+        self.replacing = Some(turn);
         self.regenerating = false;
     }
 
     fn turn_ended(&mut self, record: &Record, out: &mut Vec<Action>) -> Result<(), Broken> {
         let turn = turn_of(record)?;
+        let is_rolled_back = replaced::rolled_back(record).is_some();
+        if let Some(Replacement { of, .. }) = self.replaced.filter(|replaced| replaced.by == turn && is_rolled_back) {
+            self.last = Some(of);
+        }
         match self.state(turn) {
             TurnState::Running | TurnState::Waiting => {
                 self.running = None;
-                let rolled_back = record.kind == RecordKind::TurnCancelled
-                    && journal::cancel_mode(&record.body) == Some(CancelMode::Rollback);
-                if !rolled_back {
+                if !is_rolled_back {
                     self.last = Some(turn);
                 }
                 if matches!(self.mode, Mode::Live(_)) {

@@ -20,6 +20,7 @@ pub mod journal;
 pub mod live;
 mod machine;
 pub mod overview;
+pub mod replaced;
 pub mod replay;
 pub mod result;
 mod running;

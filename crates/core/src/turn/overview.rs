@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::body::Body;
-use crate::ids::{AgentName, Seq};
+use crate::ids::{AgentName, Epoch, Seq};
 use crate::record::{Record, RecordKind};
 use crate::time::Timestamp;
 use crate::turn::StepId;
@@ -67,6 +67,13 @@ pub struct Step {
     /// How often a call was about to be made, where that is written down.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempts: Option<u32>,
+    /// The epoch of an owner that made the call again without writing that down: it has the result of a call that another
+    /// owner began, and the tool is declared idempotent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    called_again_in: Option<Epoch>,
+    /// The epoch of whoever wrote last that the call is about to be made.
+    #[serde(skip)]
+    begun_in: Option<Epoch>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Usage>,
     /// Its newest record.
@@ -232,7 +239,7 @@ impl Overview {
         }
         let Ok(Intent { step, attempt, name }) = serde_json::from_str(record.body.as_str()) else { return };
         let shown = self.step(step, record);
-        (shown.name, shown.attempts) = (Some(name), Some(attempt));
+        (shown.name, shown.attempts, shown.begun_in) = (Some(name), Some(attempt), Some(record.epoch));
     }
 
     fn step_completed(&mut self, record: &Record) {
@@ -254,6 +261,10 @@ impl Overview {
                     ToolStatus::Failed => StepState::Failed,
                     ToolStatus::Unknown => StepState::Unknown,
                 };
+                // Who does not know what came of another owner's call, and does not make it again, says that it is unknown.
+                let is_again =
+                    status != ToolStatus::Unknown && shown.begun_in.is_some_and(|epoch| record.epoch > epoch);
+                shown.called_again_in = Some(record.epoch).filter(|_| is_again);
             }
             StepResult::Own { .. } => shown.r#type = Some("own"),
         }
@@ -269,6 +280,8 @@ impl Overview {
                 r#type: None,
                 name: None,
                 attempts: None,
+                called_again_in: None,
+                begun_in: None,
                 usage: None,
                 seq: record.seq,
                 at: record.at,

@@ -143,6 +143,33 @@ fn only_an_open_await_says_what_it_asks_for() {
 }
 
 #[test]
+fn a_call_that_another_owner_made_again_says_so() {
+    let call = StepId::tool(1, 0);
+    let shown = |intent: u64, status: ToolStatus| {
+        let mut overview = Overview::queued(TURN);
+        let intents = [(1, 1), (intent, 2)].into_iter().take(usize::try_from(intent).expect("small"));
+        let intents =
+            intents.map(|(epoch, attempt)| (epoch, journal::step_started(TURN, &call, attempt, "pay", &json!({}))));
+        let result = (2, journal::step_completed(TURN, &call, &tool(status)));
+        for (seq, (epoch, draft)) in (8..).zip(intents.chain([result])) {
+            overview.take(&Record::from_draft(
+                "c".parse().expect("valid"),
+                Seq(seq),
+                Epoch(epoch),
+                Timestamp(0),
+                draft,
+            ));
+        }
+        let step = &serde_json::to_value(&overview).expect("serialises")["steps"][0];
+        (step["attempts"].clone(), step["called_again_in"].clone())
+    };
+    assert_eq!(shown(1, ToolStatus::Done), (json!(1), json!(2)), "by the owner of epoch 2, which wrote no intent");
+    assert_eq!(shown(1, ToolStatus::Failed), (json!(1), json!(2)));
+    assert_eq!(shown(1, ToolStatus::Unknown), (json!(1), Value::Null), "nobody knows");
+    assert_eq!(shown(2, ToolStatus::Done), (json!(2), Value::Null), "both calls are written down");
+}
+
+#[test]
 fn a_call_that_is_not_over_or_went_wrong_is_told_apart() {
     let call = StepId::tool(1, 0);
     let intent = journal::step_started(TURN, &call, 1, "pay", &json!({}));

@@ -36,7 +36,12 @@ impl TurnRules {
             };
             return self.awaits(kind, id);
         }
-        let turn = key.split_once('/').map_or(key, |(turn, _)| turn).parse().map(Seq);
+        // A turn that is superseded once more, after its other run was rolled back, names that run, too.
+        let named = match kind {
+            RecordKind::TurnSuperseded => key.split('~').next(),
+            _ => key.split('/').next(),
+        };
+        let turn = named.unwrap_or(key).parse().map(Seq);
         let Ok(turn) = turn else {
             return Some((Invariant::OneTerminal, format!("has the key {key}, which names no turn")));
         };
@@ -137,6 +142,9 @@ mod tests {
             (TurnCompleted, "@end", "1"),
             (TurnSuperseded, "@supersede", "1"),
             (TurnStarted, "@start", "14"),
+            (TurnCancelled, "@end", "14"),
+            (TurnSuperseded, "@supersede", "1~14"),
+            (TurnStarted, "@start", "18"),
         ]
     }
 

@@ -87,7 +87,7 @@ async fn begin(
     node.store.register(&registration, node.timing.ttl).await?;
     let (state, observed) = watch::channel(LeaseState::Held);
     let heart = mutate(Heart::registered(node.timing, sent, lifeline));
-    let beating = Beating { node: Arc::clone(node), heart, line, state };
+    let beating = Beating { node: Arc::clone(node), heart, line, state, troubled_since: None };
     beating.tell();
     node.seams.spawner.spawn_dedicated("heartbeat", Box::pin(beating.run()));
     Ok(observed)
@@ -109,6 +109,8 @@ struct Beating {
     /// The session of the lifeline in the row, or of the one to be written into it.
     line: Option<HeldLifeline>,
     state: watch::Sender<LeaseState>,
+    /// When it was first warned of since the last renewal.
+    troubled_since: Option<Monotonic>,
 }
 
 impl Beating {
@@ -165,7 +167,10 @@ impl Beating {
             }
         };
         let renewal = match answer {
-            Ok(Some(_beat)) => Renewal::Renewed,
+            Ok(Some(_beat)) => {
+                self.recover();
+                Renewal::Renewed
+            }
             Ok(None) => Renewal::NoRow,
             Err(error) => {
                 self.warn(&error);
@@ -196,13 +201,23 @@ impl Beating {
 
     fn lose_lifeline(&mut self) {
         tracing::warn!(incarnation = %self.node.me, "the lifeline was lost; the node waits until it has a new one");
+        self.troubled_since.get_or_insert(self.node.seams.now());
         self.line = None;
         self.heart.lost_lifeline();
         self.node.events.record(Event::LifelineLost);
         self.tell();
     }
 
-    fn warn(&self, error: &StoreError) {
+    /// Says that what was warned of is over.
+    fn recover(&mut self) {
+        if let Some(since) = self.troubled_since.take() {
+            let troubled_ms = self.node.seams.now().since(since).as_millis();
+            tracing::info!(incarnation = %self.node.me, troubled_ms, "the lease is renewed again: the store answers");
+        }
+    }
+
+    fn warn(&mut self, error: &StoreError) {
+        self.troubled_since.get_or_insert(self.node.seams.now());
         self.node.metrics.heartbeat_failures.inc();
         let failures = self.heart.failures() + 1;
         // The first, and then ever more seldom: a store that refuses at once is asked ten times a second.

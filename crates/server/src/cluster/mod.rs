@@ -1,5 +1,6 @@
 //! The node among nodes: its lease, and the observation of others.
 
+pub mod apart;
 pub mod claims;
 mod due;
 pub mod heartbeat;

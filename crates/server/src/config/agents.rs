@@ -41,7 +41,7 @@ section! {
         pace_ms: u16 = 120, Range(20, 2_000);
         /// openai: where the API is; `/chat/completions` is added.
         base_url: Option<String> = None, Text("an http(s) URL such as https://api.openai.com/v1, which it is when not set");
-        /// openai: the model's name there. Must be set.
+        /// openai: the model's name there. Must be set; of the `assistant` that exists by itself it is `OPENAI_MODEL`, else `gpt-4.1-mini`.
         model: Option<String> = None, Text("a name");
         /// openai: the environment variable that holds the API's key; not set: no key is sent.
         api_key_env: Option<FromEnv> = None, Text("the name of an environment variable");
@@ -125,6 +125,13 @@ impl Default for Agents {
 }
 
 impl Agents {
+    /// The environment variables that the agents and their tools name.
+    pub fn variables(&self) -> impl Iterator<Item = &str> {
+        let of_agents = self.0.values().flat_map(|agent| [&agent.api_key_env, &agent.secret_env]).flatten();
+        let tools = self.0.values().flat_map(|agent| &agent.tools.0);
+        of_agents.chain(tools.flat_map(|tool| tool.headers_env.values())).map(FromEnv::name)
+    }
+
     /// Adds the agents that exist by themselves, and reads what the others name from the environment.
     pub(super) fn complete(&mut self, env: &dyn Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
         // An empty variable is how shells and container files say "not set".
@@ -185,6 +192,12 @@ impl FromEnv {
         self.value.as_ref()
     }
 
+    /// Which variable it is.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     fn read(&mut self, env: &dyn Fn(&str) -> Option<String>, key: &str) -> Result<(), ConfigError> {
         let value = env(&self.name);
         let missing = || ConfigError::Ratio(format!("{key}: the environment variable {} is not set", self.name));
@@ -243,6 +256,13 @@ impl Setting for Tools {
     const SHAPE: Shape = Shape::List;
 }
 
+/// What a tool cannot do without.
+const TOOL_MUST: [(&str, &str); 3] = [
+    ("name", "what the model calls the tool"),
+    ("description", "what the model is told of it"),
+    ("url", "where it is"),
+];
+
 /// The tools of an agent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[serde(transparent)]
@@ -260,6 +280,10 @@ impl<'de> Deserialize<'de> for Tools {
         for (index, table) in tables.into_iter().enumerate() {
             let named = table.get("name").and_then(toml::Value::as_str).map(str::to_owned);
             let place = named.map_or_else(|| format!("number {index}"), |name| format!("{name:?}"));
+            let missing = TOOL_MUST.iter().find(|(setting, _)| table.get(*setting).is_none());
+            if let Some((setting, what)) = missing.filter(|_| table.is_table()) {
+                return Err(refused(format!("{place}: {setting}: must be set: {what}")));
+            }
             let tool: ToolConfig =
                 table.try_into().map_err(|error| refused(format!("{place}: {}", error.message().trim())))?;
             tool.check().map_err(|problem| refused(format!("{place}: {problem}")))?;

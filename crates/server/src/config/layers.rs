@@ -340,7 +340,11 @@ fn unknown(key: &str, at: Source) -> ConfigError {
     let near: Vec<&str> =
         fields().filter(|field| field.key.ends_with(&format!(".{last}")) || field.key == last).map(|f| f.key).collect();
     let section = key.rsplit_once('.').map_or("", |(section, _)| section);
-    let hint = if !near.is_empty() {
+    let plural = format!("{}s", key.split('.').next().unwrap_or(key));
+    let hint = if near.is_empty() && is_section(&plural) {
+        let of_names = fields().any(|field| field.key.starts_with(&format!("{plural}.NAME.")));
+        format!("; did you mean [{plural}{}]?", if of_names { ".NAME" } else { "" })
+    } else if !near.is_empty() {
         format!("; did you mean {}?", near.join(" or "))
     } else if !section.is_empty() && is_section(section) {
         let inside = fields().filter(|field| {

@@ -62,7 +62,8 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
             "conch.toml:3: unknown setting \"limits.mesage_bytes\"; [limits] knows message_bytes, ",
         ),
         ("[rate]\nblock = 1\n", "conch.toml:2: unknown setting \"rate.block\"; did you mean sequencer.block?"),
-        ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\""),
+        ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\"; did you mean [limits]?"),
+        ("[agent.x]\nkind = 'demo'\n", "conch.toml:1: unknown setting \"agent\"; did you mean [agents.NAME]?"),
         (
             "[agents.demo]\nspeed = 1\n",
             "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, turn_time_s, turn_tokens, pace_ms, ",
@@ -416,6 +417,10 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
         (
             tool("").replace("http://h/", "http://u:hush@h/"),
             "agents.a.tools: \"t\": url: holds a user name or password, which a URL must not; put what authorises a call into headers_env",
+        ),
+        (
+            tool("").replace("description = 'd'\n", ""),
+            "agents.a.tools: \"t\": description: must be set: what the model is told of it",
         ),
         (tool("").replace("'t'", "'a b'"), "agents.a.tools: \"a b\": name: must be 1 to 64 of"),
         (format!("{}{}", tool(""), &tool("")[model.len()..]), "agents.a.tools: \"t\": is there twice"),

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::Gateway;
 use super::errors::HttpError;
 use crate::auth::origin::Origin;
+use crate::auth::secret::Mode;
 
 #[derive(RustEmbed)]
 #[folder = "../../console/"]
@@ -30,8 +31,8 @@ pub(super) struct Console {
 }
 
 impl Console {
-    /// The nodes are reached at these addresses.
-    pub(super) fn new(urls: &[Origin]) -> Self {
+    /// The nodes are reached at these addresses; who enters gives a name in development mode, elsewhere a token.
+    pub(super) fn new(urls: &[Origin], mode: Mode) -> Self {
         // A socket's scheme is another one than its page's, and a policy names each.
         let sources = urls.iter().map(|url| format!(" {url} {}", url.to_string().replacen("http", "ws", 1)));
         let sources: String = sources.collect();
@@ -41,7 +42,11 @@ impl Console {
              form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
         );
         let policy = HeaderValue::from_str(&policy).expect("an origin is a scheme, a host and a port in ASCII");
-        Self { policy, settings: json!({"urls": urls}).to_string() }
+        let login = match mode {
+            Mode::Development => "name",
+            Mode::Configured => "token",
+        };
+        Self { policy, settings: json!({"urls": urls, "login": login}).to_string() }
     }
 
     fn asset(&self, path: &str) -> Option<Response> {
@@ -94,16 +99,17 @@ pub(super) async fn openapi() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use super::{Assets, Console, SharedCore};
+    use super::{Assets, Console, Mode, SharedCore};
 
     #[test]
     fn the_console_may_talk_to_the_nodes_of_its_cluster() {
         let urls = ["http://127.0.0.1:4101", "https://b.example.com"].map(|url| url.parse().expect("an origin"));
-        let Console { policy, settings } = Console::new(&urls);
+        let Console { policy, settings } = Console::new(&urls, Mode::Configured);
         let expected =
             "connect-src 'self' http://127.0.0.1:4101 ws://127.0.0.1:4101 https://b.example.com wss://b.example.com;";
         assert!(policy.to_str().expect("ASCII").contains(expected), "{policy:?}");
-        assert_eq!(settings, r#"{"urls":["http://127.0.0.1:4101","https://b.example.com"]}"#);
+        assert_eq!(settings, r#"{"login":"token","urls":["http://127.0.0.1:4101","https://b.example.com"]}"#);
+        assert_eq!(Console::new(&[], Mode::Development).settings, r#"{"login":"name","urls":[]}"#);
     }
 
     /// What a browser makes of a module's relative import. Above the root there is only the root.

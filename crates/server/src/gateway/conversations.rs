@@ -173,11 +173,16 @@ fn check_title(title: Option<&str>) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Most agents that a refusal names.
+const AGENTS_NAMED: usize = 20;
+
 fn check_agent(gateway: &Gateway, agent: &AgentName) -> Result<(), Refusal> {
     if gateway.shared.agents.get(agent).is_some() {
         return Ok(());
     }
-    Err(Refusal::new(Code::UnprocessableRequest, format!("agent: there is no agent {agent}")))
+    let names: Vec<&str> = gateway.shared.agents.names().map(AgentName::as_str).take(AGENTS_NAMED).collect();
+    let detail = format!("agent: there is no agent {agent}; there are: {}", names.join(", "));
+    Err(Refusal::new(Code::UnprocessableRequest, detail))
 }
 
 async fn conversation_json(

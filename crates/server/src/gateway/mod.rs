@@ -304,7 +304,7 @@ impl Gateway {
             key,
             mode,
             origins,
-            console: console::Console::new(&client_urls),
+            console: console::Console::new(&client_urls, mode),
             limits,
             rate,
             rates: Mutex::new(rates),

@@ -89,6 +89,11 @@ pub trait Link: Send + Sync + 'static {
 
     /// Tells these peers, without waiting. What does not fit into a peer's bounded queue is dropped.
     fn tell(&self, peers: &[Peer], notice: &Notice);
+
+    /// False on a node that has no link, and reaches nobody.
+    fn exists(&self) -> bool {
+        true
+    }
 }
 
 /// The link of a node that has none: there is nobody else.
@@ -116,6 +121,10 @@ impl Link for NoLink {
     }
 
     fn tell(&self, _peers: &[Peer], _notice: &Notice) {}
+
+    fn exists(&self) -> bool {
+        false
+    }
 }
 
 fn no_link() -> LinkError {

@@ -78,6 +78,9 @@ impl Router {
         };
         if let Some(row) = owner_elsewhere(&resolution, node.me) {
             node.metrics.claimed(metrics::ClaimOutcome::Held);
+            if !self.shared.link.exists() {
+                return Err(no_way(row, "and this node has no link"));
+            }
             return reachable(row).map(Settled::Theirs);
         }
         let reading = self.table().next_reading();
@@ -214,11 +217,26 @@ pub(super) fn owner_elsewhere(resolution: &Resolution, me: Incarnation) -> Optio
     if owner.incarnation == me { None } else { owner.node.as_ref() }
 }
 
+/// What is said where there is no way to the owner, whoever waits: that node may end, and somebody else own it then.
+const NO_WAY: Retry = Retry { after_ms: 2_000, budget_ms: 20_000 };
+
+/// The refusal where there is no way to the owner.
+fn no_way(row: &NodeRow, why: &str) -> Refusal {
+    let node = &row.registration.node;
+    let detail =
+        format!("node {node} owns the conversation, {why}: nodes of one store need --link-listen (link_listen)");
+    Refusal::retry(Code::ConversationUnavailable, detail, NO_WAY)
+}
+
+/// True for the refusal of [`no_way`]: asking again in a moment is of no use.
+pub(super) fn has_no_way(refusal: &Refusal) -> bool {
+    refusal.retry == Some(NO_WAY)
+}
+
 /// The way to a node.
 pub(super) fn reachable(row: &NodeRow) -> Result<Peer, Refusal> {
     if row.registration.addr.is_empty() {
-        let detail = format!("node {} owns the conversation and has no link", row.registration.node);
-        return Err(Refusal::retry(Code::ConversationUnavailable, detail, Retry::SOON));
+        return Err(no_way(row, "which has no link"));
     }
     Ok(Peer { incarnation: row.registration.incarnation, addr: row.registration.addr.clone() })
 }

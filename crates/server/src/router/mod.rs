@@ -376,7 +376,9 @@ impl Router {
                 },
                 Err(refusal) => refusal,
             };
-            let moving = self.is_moving(&refusal);
+            // Whoever waits is told the reason at once; a follower stays.
+            let no_way = urgency == Urgency::Waiting && claims::has_no_way(&refusal);
+            let moving = self.is_moving(&refusal) && !no_way;
             if moving && self.shared.node.rules.hold(Rule::TroubleForgets) {
                 self.forget(conversation);
             }

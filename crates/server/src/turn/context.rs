@@ -369,8 +369,8 @@ impl TurnContext {
 
     /// The turn's failure.
     pub(super) async fn fail(&mut self, reason: FailReason, detail: &str) -> Result<(), Halt> {
-        let TurnRun { turn, agent, epoch, .. } = &self.run;
-        tracing::warn!(%turn, %agent, %epoch, reason = reason.as_str(), detail, "a turn fails");
+        let TurnRun { conversation, turn, agent, epoch, .. } = &self.run;
+        tracing::warn!(%conversation, %turn, %agent, %epoch, reason = reason.as_str(), detail, "a turn fails");
         self.append(vec![journal::failed(self.run.turn, reason, detail)]).await
     }
 

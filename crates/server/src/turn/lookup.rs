@@ -11,6 +11,7 @@ use conch_core::refusal::Refusal;
 use conch_core::sequencer::{Outcome, Receipt, key_reused};
 use conch_core::turn::journal;
 use conch_core::turn::overview::Overview;
+use conch_core::turn::replaced;
 use conch_core::turn::replay::JOURNAL_KINDS;
 use conch_store::{Direction, Landed, RangeQuery, Store, StoreError};
 
@@ -84,10 +85,70 @@ pub async fn overview(store: &dyn Store, conversation: &ConvRef, turn: Seq) -> R
         reading.answer(end.seq).await?;
         reading.take(end.seq).await?;
     }
-    if let Some(superseded) = reading.find(journal::SUPERSEDE_SENDER).await? {
-        reading.take(superseded.seq).await?;
+    if let Some((record, _)) = superseded(store, conversation, turn).await? {
+        reading.overview.take(&record);
     }
     Ok(Some(reading.overview))
+}
+
+/// True if a turn was rolled back.
+///
+/// # Errors
+/// The store's.
+pub async fn is_rolled_back(store: &dyn Store, conversation: &ConvRef, turn: Seq) -> Result<bool, StoreError> {
+    let end = store.find(conversation, &Subject::system(journal::END_SENDER), &key_of(turn)).await?;
+    let Some(end) = end else { return Ok(false) };
+    Ok(record_at(store, conversation, end.seq).await?.is_some_and(|end| replaced::rolled_back(&end).is_some()))
+}
+
+/// The record that supersedes a turn, and the run that replaces it; `None` inside: it joined another one. A run that was rolled
+/// back supersedes nothing, and the turn may be superseded once more.
+///
+/// # Errors
+/// The store's.
+pub async fn superseded(
+    store: &dyn Store,
+    conversation: &ConvRef,
+    turn: Seq,
+) -> Result<Option<(Record, Option<Seq>)>, StoreError> {
+    let (by, mut undone) = (Subject::system(journal::SUPERSEDE_SENDER), None);
+    loop {
+        let Some(there) = store.find(conversation, &by, &journal::supersede_key(turn, undone)).await? else { break };
+        let Some(record) = record_at(store, conversation, there.seq).await? else { break };
+        match replaced_by(store, conversation, &record).await? {
+            Some(run) if is_rolled_back(store, conversation, run).await? => undone = Some(run),
+            run => return Ok(Some((record, run))),
+        }
+    }
+    Ok(None)
+}
+
+/// The turn whose answer counts where this is the last one that has started: itself, or what a run that was rolled back ran again.
+///
+/// # Errors
+/// The store's.
+pub async fn stands_for(store: &dyn Store, conversation: &ConvRef, turn: Seq) -> Result<Seq, StoreError> {
+    let mut turn = turn;
+    while is_rolled_back(store, conversation, turn).await? {
+        let input = record_at(store, conversation, turn).await?;
+        let Some(of) = input.as_ref().and_then(replaced::runs_again).filter(|of| *of < turn) else { break };
+        turn = of;
+    }
+    Ok(turn)
+}
+
+async fn replaced_by(
+    store: &dyn Store,
+    conversation: &ConvRef,
+    superseded: &Record,
+) -> Result<Option<Seq>, StoreError> {
+    let Some(turn) = replaced::run_again(superseded) else { return Ok(None) };
+    let direction = Direction::After(superseded.seq);
+    let kinds = vec![RecordKind::Event];
+    let query = RangeQuery { conversation: conversation.clone(), direction, limit: 1, kinds };
+    let page = store.range(&query).await?;
+    let event = page.and_then(|page| page.records.into_iter().next());
+    Ok(event.filter(|event| replaced::runs_again(event) == Some(turn)).map(|event| event.seq))
 }
 
 /// A turn's records, on their way into its overview.

@@ -252,3 +252,21 @@ async fn a_viewer_outside_the_home_region_joins_what_nobody_owns() {
     let seq = south.client("alice").sent("c", "1", "hi").await;
     bob.take(|frame| frame.event == "message" && frame.payload["seq"] == seq).await;
 }
+
+#[tokio::test]
+async fn without_links_it_is_said_at_once_why_a_write_is_not_passed_on() {
+    // A node that waited for the owner to change would let this run out, and the test with it.
+    let patient = |config: &mut conch_server::config::Config| {
+        config.link_listen = None;
+        (config.limits.route_ms, config.limits.request_timeout_ms) = (60_000, 300_000);
+    };
+    let cluster = Cluster::start_with(2, patient).await;
+    let [one, two] = &cluster.nodes[..] else { panic!("two nodes") };
+    one.client("alice").channel("c").await;
+    one.client("alice").send("c", "k1", "hi").await.ok(201);
+    let refused = two.client("alice").send("c", "k2", "hi").await;
+    let retry = refused.json()["retry"].clone();
+    assert!(retry.is_object(), "that node may end: {retry}");
+    let detail = refused.problem(503, "conversation_unavailable");
+    assert!(detail.contains("node node-0 owns") && detail.contains("--link-listen"), "{detail}");
+}

@@ -154,7 +154,11 @@ impl TurnMachine {
             return Err(NotDone::Refused(Refusal::new(Code::Conflict, detail)));
         }
         self.regenerating = true;
-        Ok(vec![journal::regenerated(ask.turn), ask.draft()])
+        // One that counts again has been superseded before, under the key without this.
+        let undone = self.replaced.filter(|replaced| replaced.of == ask.turn).map(|replaced| replaced.by);
+        let superseded = undone
+            .map_or_else(|| journal::regenerated(ask.turn), |undone| journal::regenerated_after(ask.turn, undone));
+        Ok(vec![superseded, ask.draft()])
     }
 }
 

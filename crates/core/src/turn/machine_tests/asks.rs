@@ -261,6 +261,37 @@ fn a_turn_that_was_rolled_back_is_not_the_last() {
 }
 
 #[test]
+fn a_run_that_is_rolled_back_has_replaced_nothing() {
+    let mut owner = Owner::running();
+    let turn = owner.first();
+    owner.runner_ends();
+    owner.commit();
+    let mut keys = BTreeSet::new();
+    for key in ["r1", "r2", "r3"] {
+        let drafts = owner.machine.regenerate(&again(turn, key), 0).expect("it counts again");
+        assert!(keys.insert(drafts[0].client_msg_id.to_string()), "{keys:?}");
+        owner.pending.push(drafts);
+        owner.commit();
+        owner.commit();
+        let run = owner.machine.running().expect("it runs");
+        if key == "r2" {
+            owner.checkpoint();
+            owner.crash(Unheard::Lost);
+        }
+        assert_eq!(owner.cancel(&cancel(run, CancelMode::Rollback)), None);
+        owner.commit();
+        assert_eq!(owner.machine.regenerate(&again(run, "r"), 0), Err(NotDone::Closed));
+    }
+    let last = owner.machine.regenerate(&again(turn, "r4"), 0).expect("it counts again");
+    owner.pending.push(last);
+    owner.commit();
+    owner.commit();
+    owner.runner_ends();
+    owner.commit();
+    assert_eq!(owner.machine.regenerate(&again(turn, "r5"), 0), Err(NotDone::Closed), "it is replaced");
+}
+
+#[test]
 fn running_again_that_was_refused_may_be_asked_for_again() {
     let mut owner = Owner::running();
     let turn = owner.first();

@@ -11,8 +11,8 @@ use super::message::{Role, UiMessage, UiPart};
 use super::stream::TurnStream;
 use crate::ids::{Seq, Subject};
 use crate::record::{Record, RecordKind};
-use crate::turn::cancel::CancelMode;
 use crate::turn::journal;
+use crate::turn::replaced::Replaced;
 
 /// The kinds that messages are made from.
 pub const HISTORY_KINDS: [RecordKind; 11] = [
@@ -30,10 +30,11 @@ pub const HISTORY_KINDS: [RecordKind; 11] = [
 ];
 
 /// The messages of these records, which ascend, as `me` has them; turns whose beginning is not among them are left out. What
-/// was rolled back or run again is not there.
+/// was rolled back or run again is not there; a run that was rolled back replaces nothing.
 #[must_use]
 pub fn history(records: &[Record], me: &Subject) -> Vec<UiMessage> {
-    let mut history = History { me, waiting: BTreeMap::new(), entries: Vec::new(), turns: BTreeMap::new() };
+    let void = Replaced::of(records);
+    let mut history = History { me, void, waiting: BTreeMap::new(), entries: Vec::new(), turns: BTreeMap::new() };
     for record in records {
         history.take(record);
     }
@@ -44,6 +45,7 @@ pub fn history(records: &[Record], me: &Subject) -> Vec<UiMessage> {
 
 struct History<'a> {
     me: &'a Subject,
+    void: Replaced,
     /// The inputs that have no place yet.
     waiting: BTreeMap<Seq, &'a Record>,
     /// `None`: what was here is void.
@@ -66,10 +68,9 @@ impl<'a> History<'a> {
         }
         match record.kind {
             RecordKind::TurnSuperseded if journal::joined_into(record).is_some() => {}
-            RecordKind::TurnSuperseded => self.void(turn),
-            RecordKind::TurnCancelled if journal::cancel_mode(&record.body) == Some(CancelMode::Rollback) => {
-                self.void(turn);
-            }
+            RecordKind::TurnSuperseded if !self.void.is_run_again(turn) => {}
+            RecordKind::TurnSuperseded => self.remove(turn),
+            RecordKind::TurnCancelled if self.void.is_rolled_back(turn) => self.remove(turn),
             RecordKind::TurnStarted => {
                 self.turns.insert(turn, (TurnStream::new(turn), self.entries.len()));
                 let (id, metadata, parts) = (String::new(), Value::Null, Vec::new());
@@ -88,7 +89,7 @@ impl<'a> History<'a> {
         }
     }
 
-    fn void(&mut self, turn: Seq) {
+    fn remove(&mut self, turn: Seq) {
         if let Some((_, index)) = self.turns.remove(&turn) {
             self.entries[index] = None;
         }
@@ -112,5 +113,41 @@ impl<'a> History<'a> {
             metadata["name"] = name.as_ref().into();
         }
         Some(UiMessage { id, role: Role::User, metadata, parts: vec![UiPart::Text { text, state: None }] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::body::Body;
+    use crate::ids::{AgentName, Epoch};
+    use crate::record::Draft;
+    use crate::time::Timestamp;
+    use crate::turn::cancel::{Cancel, CancelMode};
+
+    #[test]
+    fn a_run_that_was_rolled_back_replaces_nothing() {
+        let (alice, demo): (Subject, AgentName) = ("alice".parse().expect("valid"), "demo".parse().expect("valid"));
+        let said = |kind, key: &str, body| Draft::new(kind, alice.clone(), key.parse().expect("valid"), body);
+        let drafts = [
+            said(RecordKind::Message, "a1", Body::of(&json!({ "text": "first" }))),
+            journal::started(Seq(1), &demo, Timestamp(9)),
+            journal::answer(Seq(1), &demo, "one"),
+            journal::completed(Seq(1)),
+            journal::regenerated(Seq(1)),
+            said(RecordKind::Event, "r1", journal::regenerate_body(Seq(1))),
+            journal::started(Seq(6), &demo, Timestamp(9)),
+            journal::cancelled(&Cancel { turn: Seq(6), mode: CancelMode::Rollback, by: alice.clone(), reason: None }),
+        ];
+        let room = || "c".parse().expect("valid");
+        let records: Vec<Record> = (1..)
+            .zip(drafts)
+            .map(|(seq, draft)| Record::from_draft(room(), Seq(seq), Epoch(1), Timestamp(0), draft))
+            .collect();
+        let names = |records: &[Record]| -> Vec<String> {
+            history(records, &alice).into_iter().map(|message| message.id).collect()
+        };
+        assert_eq!(names(&records[..7]), ["a1", "turn-6"]);
+        assert_eq!(names(&records), ["a1", "turn-1"]);
     }
 }

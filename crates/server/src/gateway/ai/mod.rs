@@ -18,7 +18,7 @@ use conch_core::turn::cancel::{Regenerate, TurnAsk};
 use conch_core::wire::ai::{
     self, ChatRequest, HISTORY_KINDS, LastMessage, SaidMessage, Trigger, UiMessage, UserText, turn_of_message,
 };
-use conch_store::{ConversationInfo, Direction, RangeQuery};
+use conch_store::{ConversationInfo, Direction, RangeQuery, StoreError};
 use http::{StatusCode, header};
 use serde::Deserialize;
 
@@ -30,6 +30,7 @@ use super::{Caller, Gateway, streams};
 use crate::auth::grants::{Permission, Principal};
 use crate::config::agents::ASSISTANT;
 use crate::turn::agents::DEMO;
+use crate::turn::lookup;
 
 /// Messages of a history when the request does not say.
 const MESSAGES_DEFAULT: usize = 100;
@@ -252,7 +253,12 @@ impl Post<'_> {
                 match latest.open {
                     // The same post, sent again.
                     Some(open) if open.turn == said.seq || open.regenerates.is_some() => Ok(open.turn),
-                    open => self.regenerate(open.map(|open| open.turn).or(latest.started).unwrap_or(said.seq)).await,
+                    Some(open) => self.regenerate(open.turn).await,
+                    None => {
+                        let last = latest.started.unwrap_or(said.seq);
+                        let store = &**store;
+                        self.regenerate(lookup::stands_for(store, self.conversation, last).await?).await
+                    }
                 }
             }
         }
@@ -272,12 +278,26 @@ impl Post<'_> {
         let Self { gateway, principal, conversation } = *self;
         self.may(Permission::Run).await?;
         // Whoever asks again for another answer than this turn's gets the one that they got.
-        let key = format!("regenerate-{turn}");
-        let client_msg_id: ClientMsgId = key.parse().expect("letters, a hyphen and digits are a key");
+        let client_msg_id = self.regenerate_key(turn).await?;
         let name = principal.name.as_deref().map(Into::into);
         let again = Regenerate { turn, by: principal.sub.clone(), name, client_msg_id };
         let receipts = gateway.router().turn(conversation, TurnAsk::Regenerate(again)).await?;
         Ok(receipts.last().expect("the event's receipt is the last").seq)
+    }
+
+    /// Whoever asks again for another answer than this turn's gets the one that they got, unless that was rolled back.
+    async fn regenerate_key(&self, turn: Seq) -> Result<ClientMsgId, StoreError> {
+        let (store, conversation) = (&*self.gateway.node().store, self.conversation);
+        let mut key = format!("regenerate-{turn}");
+        loop {
+            let client_msg_id: ClientMsgId = key.parse().expect("letters, hyphens and digits are a key");
+            match store.find(conversation, &self.principal.sub, &client_msg_id).await? {
+                Some(run) if lookup::is_rolled_back(store, conversation, run.seq).await? => {
+                    key = format!("regenerate-{turn}-{}", run.seq);
+                }
+                _ => return Ok(client_msg_id),
+            }
+        }
     }
 }
 

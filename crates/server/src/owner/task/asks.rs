@@ -37,9 +37,11 @@ impl Owner {
                 let is_resolution = matches!(ask, TurnAsk::Resolve(_));
                 self.append_own(drafts, if is_resolution { resolved_otherwise(reply) } else { reply });
             }
-            Err(NotDone::Closed) => self.look_in_the_log(ask, reply),
+            Err(NotDone::Closed) => self.look_in_the_log(ask, None, reply),
             // One that was asked before may be there: then that is the answer, whatever is open now.
-            Err(NotDone::Refused(refusal)) if refusal.retry.is_none() => self.look_in_the_log(ask, reply),
+            Err(NotDone::Refused(refusal)) if refusal.retry.is_none() => {
+                self.look_in_the_log(ask, Some(refusal), reply);
+            }
             Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
         }
     }
@@ -73,7 +75,7 @@ impl Owner {
                 }
                 self.step(Input::Append(ticket, drafts));
             }
-            Err(NotDone::Closed) => self.look_in_the_log(TurnAsk::Cancel(cancel), reply),
+            Err(NotDone::Closed) => self.look_in_the_log(TurnAsk::Cancel(cancel), None, reply),
             Err(NotDone::Refused(refusal)) => reply(Err(refusal)),
         }
     }
@@ -95,8 +97,8 @@ impl Owner {
         }
     }
 
-    /// Answers from the log. Asked beside the loop, because it reads the store.
-    fn look_in_the_log(&self, ask: TurnAsk, reply: Reply) {
+    /// Answers from the log, or else, to another run, with `refusal`. Asked beside the loop, because it reads the store.
+    fn look_in_the_log(&self, ask: TurnAsk, refusal: Option<Refusal>, reply: Reply) {
         let store = Arc::clone(&self.charge.node.store);
         let conversation = self.charge.tenure.conversation.clone();
         self.charge.node.seams.spawn("look for a turn", async move {
@@ -104,7 +106,7 @@ impl Owner {
             let answer = match &ask {
                 TurnAsk::Cancel(cancel) => log.cancelled(cancel).await,
                 TurnAsk::Resolve(resolve) => log.resolved(resolve).await,
-                TurnAsk::Regenerate(again) => log.regenerated(again).await,
+                TurnAsk::Regenerate(again) => log.regenerated(again, refusal).await,
                 // Never looked for: what is in the log is in the runner's journal.
                 TurnAsk::Step(step) => Ok(Err(stale(format!("turn {} is not run", step.turn)))),
             };
@@ -171,7 +173,7 @@ impl Log<'_> {
         }))
     }
 
-    async fn regenerated(&self, again: &Regenerate) -> Result<Answer, StoreError> {
+    async fn regenerated(&self, again: &Regenerate, refusal: Option<Refusal>) -> Result<Answer, StoreError> {
         let draft = again.draft();
         match self.find(&draft.sender, &draft.client_msg_id).await? {
             Some(there) if there.body_hash == draft.body_hash => Ok(Ok(vec![lookup::duplicate(there)])),
@@ -182,10 +184,24 @@ impl Log<'_> {
                 if started.is_none() {
                     return self.no_turn(turn).await.map(Err);
                 }
-                let detail = format!("turn: {turn} is not the last one that ended, or another is open");
+                if let Some(refusal) = refusal {
+                    return Ok(Err(refusal));
+                }
+                let detail = format!("turn: {turn} {}", self.why_not_again(turn).await?);
                 Ok(Err(Refusal::new(Code::Conflict, detail)))
             }
         }
+    }
+
+    /// Why a turn that has started, and is neither open nor the last one that ended, is not run again.
+    async fn why_not_again(&self, turn: Seq) -> Result<String, StoreError> {
+        if lookup::is_rolled_back(self.store, self.conversation, turn).await? {
+            return Ok("was rolled back, so that there is nothing to run again".to_owned());
+        }
+        Ok(match lookup::superseded(self.store, self.conversation, turn).await? {
+            Some((_, Some(run))) => format!("has been run again already, as turn {run}"),
+            _ => "is not the last one that ended".to_owned(),
+        })
     }
 
     async fn no_turn(&self, turn: Seq) -> Result<Refusal, StoreError> {

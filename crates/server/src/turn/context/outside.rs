@@ -3,12 +3,11 @@
 //!
 //! Invariant: a step that arrives is one of the journal's: it has one result, and whoever offers another is refused.
 
-use std::collections::BTreeSet;
-
 use conch_core::refusal::{Code, Refusal};
 use conch_core::turn::cancel::OfferedStep;
 use conch_core::turn::journal::{self, STATE_KINDS};
 use conch_core::turn::live::LiveEvent;
+use conch_core::turn::replaced::Backwards;
 use conch_core::turn::result::StepResult;
 use conch_store::Direction;
 use serde_json::Value;
@@ -97,11 +96,11 @@ impl TurnContext {
     /// # Errors
     /// When the log cannot be read.
     pub async fn state(&mut self) -> Result<Value, Halt> {
-        let (mut direction, mut looked_at, mut run_again) = (Direction::Latest, 0, BTreeSet::new());
+        let (mut direction, mut looked_at, mut later) = (Direction::Latest, 0, Backwards::default());
         while looked_at < CONTEXT_MAX_RECORDS {
             let page = self.range(direction, &STATE_KINDS, PAGE).await?;
             looked_at += page.records.len();
-            if let Some(state) = journal::kept_state(&page.records, &mut run_again) {
+            if let Some(state) = journal::kept_state(&page.records, &mut later) {
                 return Ok(state);
             }
             match page.records.first() {

@@ -136,13 +136,27 @@ pub struct Load {
     pub busy: Permille,
     /// The share of the room for waiting bytes that is taken.
     pub queued: Permille,
+    /// By how much of its window a conversation was written too late.
+    pub late: Permille,
 }
 
 impl Load {
-    /// The worse of both.
+    /// The worst of all.
     #[must_use]
     pub fn pressure(self) -> Permille {
-        self.busy.max(self.queued)
+        self.busy.max(self.strain())
+    }
+
+    /// What those who are here already feel. A gateway that is busy and on time has room for those who come.
+    #[must_use]
+    pub fn strain(self) -> Permille {
+        self.queued.max(self.late)
+    }
+
+    /// What a rung is reached and left by. Newcomers are turned away by what others feel alone: work that is done in time, however
+    /// much, would turn them away for ever.
+    fn for_rung(self, rung: Rung) -> Permille {
+        if rung == Rung::NoNewcomers { self.strain() } else { self.pressure() }
     }
 }
 
@@ -171,9 +185,8 @@ impl Ladder {
 
     /// Takes a look at the load; called a few times a second. Returns where it stands now.
     pub fn look(&mut self, now: Monotonic, load: Load) -> Rung {
-        let pressure = load.pressure();
-        let is_high = self.rung.above().is_some_and(|next| pressure >= mark_of(next).up);
-        let is_low = self.rung != Rung::Calm && pressure < mark_of(self.rung).down;
+        let is_high = self.rung.above().is_some_and(|next| load.for_rung(next) >= mark_of(next).up);
+        let is_low = self.rung != Rung::Calm && load.for_rung(self.rung) < mark_of(self.rung).down;
         keep_since(&mut self.high_since, is_high, now);
         keep_since(&mut self.low_since, is_low, now);
         if let (Some(since), Some(next)) = (self.high_since, self.rung.above())
@@ -218,7 +231,12 @@ mod tests {
     }
 
     fn busy(thousandths: u16) -> Load {
-        Load { busy: Permille::new(thousandths), queued: Permille::NONE }
+        Load { busy: Permille::new(thousandths), ..Load::default() }
+    }
+
+    fn full(thousandths: u16) -> Load {
+        let share = Permille::new(thousandths);
+        Load { busy: share, queued: share, late: share }
     }
 
     /// Looks each 250 ms under one pressure, and tells when it stood on which rung first.
@@ -266,7 +284,7 @@ mod tests {
     #[test]
     fn under_full_load_everything_goes_in_the_stated_order() {
         let mut ladder = Ladder::new();
-        let changes = climb(&mut ladder, 0, 60_000, busy(1_000));
+        let changes = climb(&mut ladder, 0, 60_000, full(1_000));
         let rungs: Vec<Rung> = changes.iter().map(|(_, rung)| *rung).collect();
         assert_eq!(rungs, Rung::ALL[1..]);
         assert_eq!(changes[0].0, 500);
@@ -277,9 +295,23 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_counts_as_what_works() {
-        let load = Load { busy: Permille::NONE, queued: Permille::ALL };
-        assert_eq!(climb(&mut Ladder::new(), 0, 1_000, load), [(500, Rung::NoTyping)]);
+    fn what_waits_and_what_is_late_count_as_what_works() {
+        let waits = Load { queued: Permille::ALL, ..Load::default() };
+        let is_late = Load { late: Permille::ALL, ..Load::default() };
+        for load in [waits, is_late] {
+            assert_eq!(climb(&mut Ladder::new(), 0, 1_000, load), [(500, Rung::NoTyping)]);
+        }
+    }
+
+    #[test]
+    fn who_is_busy_and_on_time_takes_newcomers() {
+        let mut ladder = Ladder::new();
+        climb(&mut ladder, 0, 60_000, busy(1_000));
+        assert_eq!(ladder.rung(), Rung::CatchUpSlows);
+        climb(&mut ladder, 60_000, 60_000, full(1_000));
+        assert_eq!(ladder.rung(), Rung::NoNewcomers);
+        // Whoever was turned away may come although there is as much to do as before.
+        assert_eq!(climb(&mut ladder, 120_000, 60_000, busy(1_000)), [(5_000, Rung::CatchUpSlows)]);
     }
 
     #[test]
@@ -313,7 +345,7 @@ mod tests {
                 now += step;
                 seen.push((now, thousandths));
                 let before = ladder.rung();
-                let rung = ladder.look(at_ms(now), busy(thousandths));
+                let rung = ladder.look(at_ms(now), full(thousandths));
                 if rung == before {
                     continue;
                 }

@@ -32,6 +32,8 @@ struct Worker {
     busy: AtomicU64,
     /// Thousandths.
     queued: AtomicU16,
+    /// Thousandths, the most since the last look.
+    late: AtomicU16,
 }
 
 /// See the module.
@@ -71,6 +73,11 @@ impl Pressure {
     /// So much of the room for a worker's waiting bytes is taken, until it says otherwise.
     pub fn queued(&self, worker: usize, share: Permille) {
         self.worker(worker).queued.store(share.get(), Ordering::Relaxed);
+    }
+
+    /// A conversation was written so much of its window too late.
+    pub fn late(&self, worker: usize, share: Permille) {
+        self.worker(worker).late.fetch_max(share.get(), Ordering::Relaxed);
     }
 
     /// What is shed now.
@@ -117,6 +124,7 @@ impl Pressure {
         let load = self.workers.iter().fold(Load::default(), |load, worker| Load {
             busy: load.busy.max(Permille::of(worker.take_busy(span), span)),
             queued: load.queued.max(Permille::new(worker.queued.load(Ordering::Relaxed))),
+            late: load.late.max(Permille::new(worker.late.swap(0, Ordering::Relaxed))),
         });
         let rung = looks.ladder.look(now, load);
         self.permille.store(load.pressure().get(), Ordering::Relaxed);
@@ -213,6 +221,7 @@ mod tests {
         let mut seen = vec![(Rung::Calm, Telling::Names, 0)];
         for look in 0..60 {
             pressure.busy(7, LOOK);
+            pressure.late(7, Permille::ALL);
             pressure.look(after(look));
             let now = (pressure.rung(), pressure.telling(), pressure.on_windows().get());
             if seen.last() != Some(&now) {

@@ -7,7 +7,7 @@ use conch_core::body::Body;
 use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::record::{Draft, RecordKind};
-use conch_core::shed::Rung;
+use conch_core::shed::{Permille, Rung};
 use conch_store::memory::MemoryStore;
 use conch_store::{NewConversation, NodeRow, Registration, Store};
 
@@ -71,6 +71,7 @@ pub(crate) fn press(node: &Node, rung: Rung) {
     let mut now = node.seams.now();
     while node.pressure.rung() < rung {
         node.pressure.busy(0, Duration::from_millis(250));
+        node.pressure.late(0, Permille::ALL);
         now = now + Duration::from_millis(250);
         node.pressure.look(now);
     }

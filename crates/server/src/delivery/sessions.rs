@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::Seq;
+use conch_core::shed::Permille;
 use conch_core::time::Monotonic;
 
 use super::batch::{Batch, Shown};
@@ -27,6 +28,8 @@ pub(super) struct Done {
     pub(super) sessions: usize,
     /// When the next group is due; `None`: nothing waits.
     pub(super) next: Option<Monotonic>,
+    /// By how much of the window a group was written too late.
+    pub(super) late: Permille,
 }
 
 /// See the module's description.
@@ -236,7 +239,7 @@ impl Sessions {
             return Done::default();
         }
         if self.window == Duration::ZERO {
-            return Done { sessions: self.write_all(), next: None };
+            return Done { sessions: self.write_all(), ..Done::default() };
         }
         let slice = self.slice_at(now);
         let mut sessions = 0;
@@ -250,9 +253,11 @@ impl Sessions {
             }
             self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
         }
+        // The first of them was due, and the others are late.
+        let late = Permille::of((slice - self.slice).saturating_sub(1), GROUPS);
         self.slice = slice;
         let next = (!self.frames.is_empty()).then(|| self.slice_begins(slice + 1));
-        Done { sessions, next }
+        Done { sessions, next, late }
     }
 
     fn slice_ns(&self) -> u64 {

@@ -141,6 +141,7 @@ impl Running {
     fn work(&self, shard: Arc<Shard>, due: &mut BTreeMap<(Monotonic, ShardId), Arc<Shard>>, pass: &mut Pass) {
         let done = shard.work(self.node.seams.now());
         pass.written += done.sessions;
+        self.node.pressure.late(self.worker.number, done.late);
         if let Some(at) = done.next {
             due.insert((at, shard.id()), shard);
         }

@@ -8,7 +8,7 @@ use conch_core::wire::phoenix::{self, Status};
 use conch_core::wire::websocket;
 use futures_util::future::BoxFuture;
 
-use super::outbox::Outbox;
+use super::outbox::{Gate, Outbox};
 use crate::delivery::Batch;
 use crate::frame::Frame;
 use crate::hub::Session;
@@ -47,6 +47,7 @@ pub(super) struct Channel {
     /// The conversation; `None` for the personal stream.
     pub(super) conversation: Option<ConvRef>,
     pub(super) outbox: Arc<Outbox>,
+    pub(super) gate: Arc<Gate>,
     stage: Mutex<Stage>,
 }
 
@@ -57,7 +58,8 @@ impl Channel {
         conversation: Option<ConvRef>,
         outbox: Arc<Outbox>,
     ) -> Self {
-        Self { topic, join_ref, conversation, outbox, stage: Mutex::new(Stage::Joining) }
+        let gate = Arc::new(Gate::open());
+        Self { topic, join_ref, conversation, outbox, gate, stage: Mutex::new(Stage::Joining) }
     }
 
     /// The session of a join that succeeded. When the client has left meanwhile, it is dropped at once.
@@ -76,8 +78,9 @@ impl Channel {
         }
     }
 
-    /// Ends the channel; its session leaves.
+    /// Ends the channel; its session leaves. What its hub shows until it knows is not sent: the client may have joined anew.
     pub(super) fn leave(&self) {
+        self.outbox.shut(&self.gate);
         let ended = {
             let mut stage = self.stage.lock().expect("no holder of the stage panics");
             std::mem::replace(&mut *stage, Stage::Left)
@@ -133,6 +136,7 @@ impl Channel {
 /// The sink of a channel.
 pub(super) struct ChannelSink {
     pub(super) outbox: Arc<Outbox>,
+    pub(super) gate: Arc<Gate>,
     pub(super) channel: Weak<Channel>,
     pub(super) reference: Option<Arc<str>>,
     pub(super) reconnect_jitter_ms: u64,
@@ -141,11 +145,11 @@ pub(super) struct ChannelSink {
 
 impl FrameSink for ChannelSink {
     fn push(&self, frame: &Arc<Frame>) -> Push {
-        self.outbox.push(frame.websocket(), frame.class())
+        self.outbox.push(&self.gate, frame.websocket(), frame.class())
     }
 
     fn push_joined(&self, batch: &Batch) -> Push {
-        self.outbox.push_joined(batch.websocket())
+        self.outbox.push_joined(&self.gate, batch.websocket())
     }
 
     fn worker(&self) -> Option<usize> {
@@ -159,8 +163,8 @@ impl FrameSink for ChannelSink {
 
     fn end(&self, _reason: &Refusal) {
         if let Some(channel) = self.channel.upgrade() {
-            channel.send_close();
             channel.leave();
+            channel.send_close();
         }
     }
 }
@@ -203,7 +207,8 @@ mod tests {
 
     fn sink(channel: &Arc<Channel>, sending: Sending) -> ChannelSink {
         let outbox = Arc::clone(&channel.outbox);
-        ChannelSink { outbox, channel: Arc::downgrade(channel), reference: None, reconnect_jitter_ms: 0, sending }
+        let gate = Arc::clone(&channel.gate);
+        ChannelSink { outbox, gate, channel: Arc::downgrade(channel), reference: None, reconnect_jitter_ms: 0, sending }
     }
 
     fn reply() -> Joined {
@@ -233,5 +238,16 @@ mod tests {
         channel.leave();
         sink(&channel, Sending::Allowed).joined(&reply());
         assert!(channel.has_left() && !channel.is_joining());
+    }
+
+    #[tokio::test]
+    async fn what_is_shown_after_a_channel_was_left_is_not_sent() {
+        let channel = channel().await;
+        let sink = sink(&channel, Sending::Allowed);
+        let address = crate::frame::Address { topic: "conversation:c".into(), log: reply().log };
+        let frame = Arc::new(Frame::caught_up(&address, Seq(1)));
+        assert_eq!(sink.push(&frame), Push::Accepted);
+        channel.leave();
+        assert_eq!(sink.push(&frame), Push::Closed);
     }
 }

@@ -299,11 +299,14 @@ impl Connection {
             "phx_join" => self.join(frame),
             "phx_leave" => {
                 let reference = frame.reference.as_deref();
-                self.reply(frame, reference, Status::Ok, "{}");
                 // A leave that comes after a newer join of the topic is about the older one, which has ended.
                 let current = self.joined(&frame.topic).is_some_and(|joined| {
                     frame.join_ref.is_none() || joined.channel.join_ref.as_deref() == frame.join_ref.as_deref()
                 });
+                if current && let Some(joined) = self.joined(&frame.topic) {
+                    self.outbox.shut(&joined.channel.gate);
+                }
+                self.reply(frame, reference, Status::Ok, "{}");
                 if current {
                     self.leave(&frame.topic);
                 }
@@ -331,8 +334,8 @@ impl Connection {
     /// Leaves a topic, if it is joined, and tells the client.
     fn leave(&mut self, topic: &str) {
         for left in self.channels.extract_if(.., |joined| *joined.channel.topic == *topic) {
-            left.channel.send_close();
             left.channel.leave();
+            left.channel.send_close();
         }
     }
 
@@ -398,6 +401,7 @@ async fn join_task(
 ) {
     let sink = ChannelSink {
         outbox: Arc::clone(&channel.outbox),
+        gate: Arc::clone(&channel.gate),
         channel: Arc::downgrade(&channel),
         reference: reference.clone(),
         reconnect_jitter_ms: gateway.reconnect_jitter_ms(),
@@ -417,8 +421,8 @@ async fn join_task(
             if let Some(conversation) = &channel.conversation
                 && gateway.require(&principal, Permission::Read, conversation).await.is_err()
             {
-                channel.send_close();
                 channel.leave();
+                channel.send_close();
             }
         }
         Err(refusal) => {

@@ -12,6 +12,7 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::{Buf, Bytes};
@@ -35,6 +36,19 @@ pub(super) struct Outbox {
     work: Notify,
     /// Wakes those who wait for room.
     room: Notify,
+}
+
+/// What a channel's frames go through, until the client leaves the channel. Changes and is looked at under the outbox's lock.
+pub(super) struct Gate(AtomicBool);
+
+impl Gate {
+    pub(super) fn open() -> Self {
+        Self(AtomicBool::new(true))
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Default)]
@@ -83,10 +97,11 @@ impl Outbox {
         self.queue.lock().expect("no holder of the queue panics")
     }
 
-    /// Sends a frame now, if nothing waits before it; else queues it. Live frames may fill half of the bound.
-    pub(super) fn push(&self, frame: &Bytes, class: Class) -> Push {
+    /// Sends a frame now, if nothing waits before it; else queues it. Live frames may fill half of the bound. Nothing passes a gate
+    /// that is shut.
+    pub(super) fn push(&self, gate: &Gate, frame: &Bytes, class: Class) -> Push {
         let mut queue = self.queue();
-        if queue.state != State::Open {
+        if queue.state != State::Open || !gate.is_open() {
             return Push::Closed;
         }
         let mut rest = frame.clone();
@@ -116,8 +131,14 @@ impl Outbox {
     }
 
     /// The same with several frames as one, if they find the room of live ones. What is larger by itself goes in parts.
-    pub(super) fn push_joined(&self, frames: &Bytes) -> Push {
-        if frames.len() > self.limit_bytes / 2 { Push::Behind } else { self.push(frames, Class::Live) }
+    pub(super) fn push_joined(&self, gate: &Gate, frames: &Bytes) -> Push {
+        if frames.len() > self.limit_bytes / 2 { Push::Behind } else { self.push(gate, frames, Class::Live) }
+    }
+
+    /// Shuts a gate: what is pushed through it from now on does not leave, nor what is being pushed behind what is queued next.
+    pub(super) fn shut(&self, gate: &Gate) {
+        let _queue = self.queue();
+        gate.0.store(false, Ordering::Relaxed);
     }
 
     /// Queues a frame for the worker, which writes several with one call: answers to pushes, which come in bursts. They go

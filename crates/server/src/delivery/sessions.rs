@@ -28,6 +28,8 @@ pub(super) struct Done {
     pub(super) sessions: usize,
     /// When the next group is due; `None`: nothing waits.
     pub(super) next: Option<Monotonic>,
+    /// The share of the room of what the hub may hand over that was taken.
+    pub(super) queued: Permille,
     /// By how much of the window a group was written too late.
     pub(super) late: Permille,
 }
@@ -257,7 +259,7 @@ impl Sessions {
         let late = Permille::of((slice - self.slice).saturating_sub(1), GROUPS);
         self.slice = slice;
         let next = (!self.frames.is_empty()).then(|| self.slice_begins(slice + 1));
-        Done { sessions, next, late }
+        Done { sessions, next, late, ..Done::default() }
     }
 
     fn slice_ns(&self) -> u64 {

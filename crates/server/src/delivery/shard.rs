@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use conch_core::ids::Seq;
+use conch_core::shed::Permille;
 use conch_core::time::Monotonic;
 
 use super::Worker;
@@ -138,12 +139,14 @@ impl Shard {
 
     /// Takes what was handed over, and writes what is due.
     pub(super) fn work(&self, now: Monotonic) -> Done {
-        let Inbox { steps, .. } = std::mem::take(&mut *self.inbox());
+        let Inbox { steps, frames, bytes, .. } = std::mem::take(&mut *self.inbox());
         let mut sessions = self.sessions.lock().expect("no holder of the sessions panics");
         for step in steps {
             sessions.take(step, now);
         }
-        let done = sessions.write(now);
+        let share = |part: usize, whole: usize| Permille::of(part as u64, whole as u64);
+        let queued = share(frames, self.limits.frames).max(share(bytes, self.limits.bytes));
+        let done = Done { queued, ..sessions.write(now) };
         let reports = sessions.take_reports();
         drop(sessions);
         if !reports.is_empty() {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use conch_core::shed::Permille;
 use conch_core::time::Monotonic;
 use tokio::sync::Notify;
 
@@ -87,6 +88,8 @@ impl Worker {
 struct Pass {
     begun: Monotonic,
     written: usize,
+    /// The most that waited in one shard.
+    queued: Permille,
 }
 
 /// The worker's task.
@@ -118,7 +121,7 @@ impl Running {
             // Those who are about to hand something over do so first: what they have for one socket leaves in one write.
             tokio::task::yield_now().await;
             let Queue { shards, mut writers, has_ended } = std::mem::take(&mut *self.worker.queue());
-            let mut pass = Pass { begun: self.node.seams.now(), written: 0 };
+            let mut pass = Pass { begun: self.node.seams.now(), written: 0, queued: Permille::NONE };
             for shard in shards {
                 self.work(shard, &mut due, &mut pass);
                 self.breathe(&mut pass, &mut writers).await;
@@ -141,6 +144,7 @@ impl Running {
     fn work(&self, shard: Arc<Shard>, due: &mut BTreeMap<(Monotonic, ShardId), Arc<Shard>>, pass: &mut Pass) {
         let done = shard.work(self.node.seams.now());
         pass.written += done.sessions;
+        pass.queued = pass.queued.max(done.queued);
         self.node.pressure.late(self.worker.number, done.late);
         if let Some(at) = done.next {
             due.insert((at, shard.id()), shard);
@@ -154,7 +158,7 @@ impl Running {
             writers.drain(..).for_each(|writer| writer.write());
             self.told_busy(pass);
             tokio::task::yield_now().await;
-            *pass = Pass { begun: self.node.seams.now(), written: 0 };
+            *pass = Pass { begun: self.node.seams.now(), written: 0, ..*pass };
         }
     }
 
@@ -162,5 +166,6 @@ impl Running {
         let now = self.node.seams.now();
         self.worker.tick(now);
         self.node.pressure.busy(self.worker.number, now.since(pass.begun));
+        self.node.pressure.queued(self.worker.number, pass.queued);
     }
 }

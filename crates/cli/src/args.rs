@@ -136,8 +136,8 @@ pub(crate) struct TargetArgs {
     /// The server, or several nodes of a cluster, separated by commas: the next one is asked when one cannot be reached.
     #[arg(long, env = "CONCH_URL", default_value = "http://127.0.0.1:4000")]
     pub(crate) url: String,
-    /// The token. Without one, when the server is on loopback and the data directory's development secret can be
-    /// read, a token for $USER is minted on the spot.
+    /// The token. Without one, when the server is on loopback, a token for $USER is minted on the spot with CONCH_AUTH_SECRET,
+    /// or else with the data directory's development secret.
     #[arg(long, env = "CONCH_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
     #[command(flatten)]

@@ -8,7 +8,7 @@ use crate::local;
 /// Most servers of one `--url`.
 const SERVERS_MAX: usize = 16;
 
-/// The client that the arguments ask for. Without a token, on loopback, one is minted from the development secret.
+/// The client that the arguments ask for. Without a token, on loopback, one is minted with the key that is found here.
 pub(crate) fn client(args: &TargetArgs) -> Result<HttpClient, Failure> {
     let urls: Vec<&str> = args.url.split(',').map(str::trim).collect();
     if urls.len() > SERVERS_MAX {

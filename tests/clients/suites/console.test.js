@@ -2,6 +2,11 @@
  * The console in real Chromium against a real server: two tabs are two people, and the server may die under them.
  */
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:http';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test';
 import { launch, shoot } from '../harness/browser.js';
 import { Person } from '../harness/console.js';
@@ -514,5 +519,77 @@ describe('the console of a server with a key', { timeout: 180_000 }, () => {
     await page.getByText('Your access has ended.').waitFor({ timeout: 30_000 });
     await field.waitFor();
     await shoot(page, 'signed-out');
+  });
+});
+
+/** A worker that asks one thing after the other, and then says what it was answered. */
+const QUESTIONS = [
+  { id: 'size', prompt: 'Which size?', schema: { type: 'object', required: ['size'], properties: { size: { enum: ['S', 'M'] } } } },
+  { id: 'note', prompt: 'A note?', schema: { type: 'string', minLength: 3, description: 'At least three letters.' } },
+];
+
+async function asker() {
+  const worker = createServer(async (request, response) => {
+    let text = '';
+    for await (const piece of request) text += piece;
+    const { journal } = JSON.parse(text);
+    const resolved = QUESTIONS.map(({ id }) => journal.find((entry) => entry.await === id && entry.state === 'resolved'));
+    const answers = resolved.flatMap((entry) => (entry ? [entry.payload] : []));
+    const next = QUESTIONS[answers.length];
+    const lines = next ? [{ type: 'await', ...next }] : [{ type: 'message', body: { text: JSON.stringify(answers) } }, { type: 'done' }];
+    response.end(lines.map((line) => `${JSON.stringify(line)}\n`).join(''));
+  });
+  worker.listen(0, '127.0.0.1');
+  await once(worker, 'listening');
+  return worker;
+}
+
+describe('what a worker asks', { timeout: 180_000 }, () => {
+  let worker;
+  let server;
+  let browser;
+  let folder;
+
+  before(async () => {
+    worker = await asker();
+    folder = await mkdtemp(path.join(tmpdir(), 'conch-asks-'));
+    const file = path.join(folder, 'conch.toml');
+    await writeFile(file, `[agents.asker]\nkind = "http"\nurl = "http://127.0.0.1:${worker.address().port}/"\nsecret_env = "CONCH_WORKER_SECRET"\n`);
+    const environment = { CONCH_WORKER_SECRET: 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw', CONCH_AUTH_SECRET: 'a secret of thirty-two bytes or more, for this test' };
+    server = await Server.start({ more: ['--config', file], environment });
+    browser = await launch();
+  });
+  after(async () => {
+    await browser?.close();
+    await server?.stop();
+    worker?.close();
+    await rm(folder, { recursive: true, force: true });
+  });
+
+  test('has a button for each answer that its schema names, or a field below its hint; whoever may not answer has neither', async () => {
+    const context = await browser.newContext({ viewport: DESKTOP });
+    const alice = await Person.enterWith(context, server, 'alice', await server.token('alice'));
+    const headers = { authorization: `Bearer ${await server.token('alice')}`, 'content-type': 'application/json' };
+    const put = await fetch(`${server.url}/v1/conversations/asked`, { method: 'PUT', headers, body: JSON.stringify({ kind: 'session', agent: 'asker' }) });
+    assert.equal(put.status, 201);
+    await alice.page.goto(`${server.url}/#/c/asked`);
+    await alice.settled();
+    await alice.say('Go');
+    const ask = alice.page.locator('.ask[data-state=open]');
+    await ask.getByText('Which size?').waitFor();
+    assert.deepEqual(await ask.getByRole('button').allInnerTexts(), ['S', 'M']);
+    const carol = await Person.enterWith(context, server, 'carol', await server.token('carol', { can: 'read,send' }), '/#/c/asked');
+    await carol.page.locator('.ask[data-state=open]').getByText('Whoever may run turns here can answer.').waitFor();
+    for (const name of ['S', 'Stop', 'Discard']) assert.equal(await carol.page.getByRole('button', { name, exact: true }).isVisible(), false, name);
+    await ask.getByRole('button', { name: 'M' }).click();
+    await ask.getByText('A note?').waitFor();
+    const field = ask.getByLabel('Your answer');
+    await field.fill('yes');
+    await ask.getByText('At least three letters.').waitFor();
+    await shoot(alice.page, 'asked');
+    await ask.getByRole('button', { name: 'Answer' }).click();
+    await alice.page.locator('.turn .answer').getByText('[{"size":"M"},"yes"]').waitFor();
+    await alice.page.locator('.ask-answer').getByText('alice: M').waitFor();
+    assert.deepEqual([...alice.faults, ...carol.faults], []);
   });
 });

@@ -336,15 +336,11 @@ fn is_section(key: &str) -> bool {
 }
 
 fn unknown(key: &str, at: Source) -> ConfigError {
-    let last = key.rsplit('.').next().unwrap_or(key);
-    let near: Vec<&str> =
-        fields().filter(|field| field.key.ends_with(&format!(".{last}")) || field.key == last).map(|f| f.key).collect();
+    let (first, last) = (key.split('.').next().unwrap_or(key), key.rsplit('.').next().unwrap_or(key));
+    let same = fields().filter(|field| field.key.ends_with(&format!(".{last}")) || field.key == last);
+    let near: Vec<String> = plural(first).into_iter().chain(same.map(|field| field.key.to_owned())).collect();
     let section = key.rsplit_once('.').map_or("", |(section, _)| section);
-    let plural = format!("{}s", key.split('.').next().unwrap_or(key));
-    let hint = if near.is_empty() && is_section(&plural) {
-        let of_names = fields().any(|field| field.key.starts_with(&format!("{plural}.NAME.")));
-        format!("; did you mean [{plural}{}]?", if of_names { ".NAME" } else { "" })
-    } else if !near.is_empty() {
+    let hint = if !near.is_empty() {
         format!("; did you mean {}?", near.join(" or "))
     } else if !section.is_empty() && is_section(section) {
         let inside = fields().filter(|field| {
@@ -357,6 +353,13 @@ fn unknown(key: &str, at: Source) -> ConfigError {
         String::new()
     };
     ConfigError::UnknownKey { at, key: key.to_owned(), hint }
+}
+
+/// The section whose name is this one's plural.
+fn plural(name: &str) -> Option<String> {
+    let section = format!("{name}s");
+    let of_names = fields().any(|field| field.key.starts_with(&format!("{section}.NAME.")));
+    is_section(&section).then(|| if of_names { format!("[{section}.NAME]") } else { format!("[{section}]") })
 }
 
 fn to_tree(settings: &BTreeMap<String, (Value, Source)>) -> toml::Table {

@@ -63,7 +63,10 @@ fn what_the_file_gets_wrong_is_named_with_its_line() {
         ),
         ("[rate]\nblock = 1\n", "conch.toml:2: unknown setting \"rate.block\"; did you mean sequencer.block?"),
         ("[limit]\nmessage_bytes = 5000\n", "conch.toml:1: unknown setting \"limit\"; did you mean [limits]?"),
-        ("[agent.x]\nkind = 'demo'\n", "conch.toml:1: unknown setting \"agent\"; did you mean [agents.NAME]?"),
+        (
+            "[agent.x]\nkind = 'demo'\n",
+            "conch.toml:1: unknown setting \"agent\"; did you mean [agents.NAME] or ai.agent?",
+        ),
         (
             "[agents.demo]\nspeed = 1\n",
             "conch.toml:2: unknown setting \"agents.demo.speed\"; [agents.demo] knows kind, turn_time_s, turn_tokens, pace_ms, ",

@@ -291,12 +291,37 @@ async fn the_last_turn_is_run_again() {
     let repeated = alice.post(TURNS, again).await.ok(200);
     assert_eq!((&repeated["turn"], &repeated["duplicate"]), (&json!(second), &json!(true)));
     let told = alice.post(TURNS, json!({"client_msg_id": "k", "regenerate": first})).await.problem(409, "conflict");
-    assert_eq!(told, format!("turn: {first} is not the last one that ended, or another is open"));
+    assert_eq!(told, format!("turn: {first} has been run again already, as turn {second}"));
     alice
         .post(TURNS, json!({"client_msg_id": "again", "regenerate": second}))
         .await
         .problem(409, "idempotency_key_reused");
     assert_eq!(self::shown(&alice, second).await["state"], "completed", "what was refused changes nothing");
+}
+
+#[tokio::test]
+async fn a_run_that_is_rolled_back_has_replaced_nothing() {
+    let (_node, alice) = desk(Pace::Quick).await;
+    let (first, path) = waiting(&alice, "1").await;
+    alice.post(&path, json!({"payload": {"approve": true}})).await.ok(200);
+    in_state(&alice, first, "completed").await;
+    let again = async |key: &str, turn: u64| {
+        let body = json!({"client_msg_id": key, "regenerate": turn});
+        alice.post(TURNS, body).await
+    };
+    for key in ["r1", "r2"] {
+        let run = again(key, first).await.ok(202)["turn"].as_u64().expect("a turn");
+        in_state(&alice, run, "waiting").await;
+        assert_eq!(shown(&alice, first).await["state"], "superseded");
+        let told = again("k", first).await.problem(409, "conflict");
+        assert_eq!(told, format!("turn: {first} has been run again already, as turn {run}"));
+        let told = again("k", run).await.problem(409, "conflict");
+        assert_eq!(told, format!("turn: {run} cannot be run again while another turn is open"));
+        alice.post(&cancel_path(run), json!({"mode": "rollback"})).await.ok(200);
+        assert_eq!(shown(&alice, first).await["state"], "completed", "it counts again");
+        let told = again("k", run).await.problem(409, "conflict");
+        assert_eq!(told, format!("turn: {run} was rolled back, so that there is nothing to run again"));
+    }
 }
 
 #[tokio::test]

@@ -1,12 +1,15 @@
 //! What gathers before it is written, and for whom.
 
 use conch_core::conversation::{ConversationKind, Settings};
+use conch_core::time::{Monotonic, Timestamp};
 use conch_store::ConversationPatch;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::*;
 use crate::config::Config;
-use crate::testing;
+use crate::seams::{Clock, Seams};
+use crate::{runtime, testing};
 
 /// Tells when it was shown a message.
 #[derive(Default)]
@@ -31,6 +34,23 @@ impl Sink for Timed {
     fn joined(&self, _joined: &sink::Joined) {}
 }
 
+/// The runtime's time, which is paused: nobody waits for it.
+struct Paused(Instant);
+
+impl Clock for Paused {
+    fn now(&self) -> Monotonic {
+        Monotonic(u64::try_from(self.0.elapsed().as_nanos()).expect("a short test"))
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp(0)
+    }
+
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep_until(self.0 + Duration::from_nanos(at.0)))
+    }
+}
+
 struct World {
     node: Arc<Node>,
     router: Router,
@@ -44,7 +64,11 @@ struct World {
 impl World {
     /// A conversation in which frames gather for 200 ms from three sessions on, and for 800 ms under pressure.
     async fn new(kind: ConversationKind) -> Self {
-        let node = testing::node(&Config::default(), testing::empty_store());
+        // The heart beats in real time, beside which the paused one flies.
+        let mut config = Config::default();
+        config.lease.ttl_ms = 600_000;
+        let seams = Seams { clock: Arc::new(Paused(Instant::now())), ..runtime::seams() };
+        let node = Arc::new(Node::new(&config, testing::empty_store(), seams));
         let lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
         let conversation = testing::create(&node, "c", kind).await;
         let settings = Settings { coalesce_ms: Some(200), coalesce_max_ms: Some(800), ..Settings::default() };

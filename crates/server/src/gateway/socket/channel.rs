@@ -197,12 +197,18 @@ mod tests {
     use crate::hub::sink::CatchUp;
 
     async fn channel() -> Arc<Channel> {
+        connected().await.1
+    }
+
+    /// The peer's side, and a channel.
+    async fn connected() -> (TcpStream, Arc<Channel>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
         let stream = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connects");
+        let (peer, _) = listener.accept().await.expect("it is there");
         let gateway = crate::testing::gateway(&crate::config::Config::default());
         let worker = Arc::clone(gateway.hubs().workers().pin());
         let outbox = Arc::new(Outbox::new(Arc::new(stream), 1024, worker));
-        Arc::new(Channel::new("conversation:c".into(), Some("1".into()), None, outbox))
+        (peer, Arc::new(Channel::new("conversation:c".into(), Some("1".into()), None, outbox)))
     }
 
     fn sink(channel: &Arc<Channel>, sending: Sending) -> ChannelSink {
@@ -242,7 +248,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_shown_after_a_channel_was_left_is_not_sent() {
-        let channel = channel().await;
+        let (_peer, channel) = connected().await;
         let sink = sink(&channel, Sending::Allowed);
         let address = crate::frame::Address { topic: "conversation:c".into(), log: reply().log };
         let frame = Arc::new(Frame::caught_up(&address, Seq(1)));

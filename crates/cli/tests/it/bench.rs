@@ -85,9 +85,10 @@ fn a_storm_is_modelled_and_drawn_without_a_server() {
     let done = Done::of(command.arg(&plot).args(["--joins", "150"]).output().expect("the binary starts"));
     assert_eq!(done.code, 0, "{done:?}");
     let report = done.line();
-    let back = |course: &str| report[course]["all_back_ms"].as_u64();
-    assert!(back("with_window").is_some() && back("at_once").is_some(), "{report}");
-    assert_eq!(report["with_window"]["in_vain"], 0, "{report}");
+    assert!(report["with_window"]["all_back_ms"].is_u64(), "{report}");
+    let in_vain = |course: &str| report[course]["in_vain"].as_u64().expect("a count");
+    // So few joins a second are more than gateways recover from when all come at once.
+    assert!(in_vain("with_window") == 0 && in_vain("at_once") > 3_000, "{report}");
     assert!(std::fs::read_to_string(&plot).expect("it was drawn").starts_with("<svg "), "{report}");
 }
 

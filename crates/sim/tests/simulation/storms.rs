@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use conch_core::ids::Seq;
 use conch_core::refusal::Refusal;
-use conch_core::shed::Rung;
+use conch_core::shed::{Permille, Rung};
 use conch_server::frame::Frame;
 use conch_server::hub::sink::{FrameSink, Joined, Push, Sink};
 use conch_server::hub::{Join, Session};
@@ -48,11 +48,12 @@ impl Scene {
         }
     }
 
-    /// A worker of this node is busy all the time, until the node sheds as this rung says.
+    /// A worker of this node is busy all the time, and late, until the node sheds as this rung says.
     async fn press(&self, node: usize, rung: Rung) {
         let pressure = &self.nodes[node].node.pressure;
         while pressure.rung() < rung {
             pressure.busy(0, Duration::from_millis(100));
+            pressure.late(0, Permille::ALL);
             self.wait(50).await;
         }
     }

@@ -18,7 +18,7 @@ const HEART: [(&str, heart::Rule); 4] = [
     ("loss_freezes", heart::Rule::LossFreezes),
 ];
 
-const RULES: [(&str, Rule); 1] = [("unread_pages", Rule::OneUnreadPage)];
+const RULES: [(&str, Rule); 2] = [("unread_pages", Rule::OneUnreadPage), ("idle_buffers", Rule::IdleHoldsNothing)];
 
 /// Those of a table that the variable names.
 fn named<T: Copy>(table: &[(&str, T)]) -> Vec<T> {

@@ -61,6 +61,8 @@ pub enum Rule {
     FewHandOverAtOnce,
     /// A socket is given one page of history at a time, and none while it has not taken the one before.
     OneUnreadPage,
+    /// A connection with nothing to read holds no buffer.
+    IdleHoldsNothing,
     /// Those who catch up with the same records share one read.
     ReadsAreShared,
     /// Reads for catching up are limited by a rate.

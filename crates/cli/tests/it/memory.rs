@@ -56,3 +56,48 @@ fn pages_of_history_that_nobody_reads_cost_a_page_and_not_one_for_each_push() {
     let unbounded = growth_kib(Some("unread_pages"));
     assert!(unbounded >= GROWTH_MAX_KIB, "without the rule they took {unbounded} KiB, which nobody would notice");
 }
+
+/// Idle sockets.
+const SOCKETS: usize = 600;
+/// Twice what a session may take in a release build: this one is none.
+const SESSION_MAX_BYTES: u64 = 16 * 1024;
+/// What each has sent before it is idle.
+const SENT_BYTES: usize = 24 * 1024;
+
+/// By how many bytes a node grows for each of many sockets that have joined, said something large and are idle.
+fn growth_per_socket(mutant: Option<&str>) -> u64 {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let mut serve = home.serve();
+    serve.envs(mutant.map(|mutant| ("CONCH_MUTANT", mutant)));
+    let node = home.start_with(serve);
+    assert_eq!(home.run(&["create", "room"]).code, 0);
+    let endpoint = home.unlimited("idle");
+    runtime().block_on(async {
+        let large = format!(r#"{{"nothing":"{}"}}"#, "x".repeat(SENT_BYTES));
+        let mut sockets = Vec::new();
+        let mut before = 0;
+        for number in 0..=SOCKETS {
+            let mut socket = PhoenixSocket::connect(&endpoint).await.expect("upgrades");
+            let joined = socket.join("conversation:room", "{}", &mut drop).await.expect("joins");
+            socket.push(&joined, "no such event", &large).await.expect("sent");
+            let (_, is_ok) = socket.next_reply().await.expect("answered");
+            assert!(!is_ok, "there is no such event");
+            sockets.push(socket);
+            if number == 0 {
+                // What is there once, however many come.
+                before = resident_kib(node.pid());
+            }
+        }
+        let grown_kib = resident_kib(node.pid()).saturating_sub(before);
+        grown_kib * 1024 / u64::try_from(SOCKETS).expect("few")
+    })
+}
+
+#[test]
+fn memory_blow_up_per_connection() {
+    let growth = growth_per_socket(None);
+    assert!(growth < SESSION_MAX_BYTES, "an idle session takes {growth} bytes");
+    let unbounded = growth_per_socket(Some("idle_buffers"));
+    assert!(unbounded >= SESSION_MAX_BYTES, "without the rule it takes {unbounded} bytes, which nobody would notice");
+}

@@ -25,6 +25,7 @@ use crate::gateway::input::from_json;
 use crate::gateway::{Gateway, Shutdown, Slot};
 use crate::hub::Join;
 use crate::metrics::Queue;
+use crate::rules::Rule;
 
 /// Bytes read at once. On the stack: an idle connection holds none.
 const READ_BYTES: usize = 4 * 1024;
@@ -244,7 +245,8 @@ impl Connection {
         for _ in 0..FRAMES_PER_TURN {
             match self.reader.next(&mut self.buffer) {
                 Ok(None) => {
-                    if self.buffer.is_empty() && self.buffer.capacity() > 0 {
+                    let holds_nothing = self.gateway.node().rules.hold(Rule::IdleHoldsNothing);
+                    if self.buffer.is_empty() && self.buffer.capacity() > 0 && holds_nothing {
                         self.buffer = BytesMut::new();
                     }
                     return Next::GoOn;

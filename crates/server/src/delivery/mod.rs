@@ -8,8 +8,8 @@
 //! - D1: a session is written to by the worker that it is pinned to, or by its own connection's task; bytes leave in order.
 //! - D2: what one hub hands over to a shard is taken in that order. A session is shown exactly the records that its hub handed
 //!   over after it was added, above its position, each once, until it is reported to be behind or is removed.
-//! - D3: what waits for a worker is bounded, whatever becomes of the worker: over the bound the sessions of the shard are reported
-//!   to be behind, and catch up.
+//! - D3: the frames that wait for a worker are bounded, whatever becomes of the worker: over the bound live events are left out, and
+//!   if that is not enough the sessions of the shard are reported to be behind, and catch up.
 //! - D4: within a coalescing window each session is written to once, and no frame waits for longer than the window and a pass.
 //!
 //! Deliberately absent: threads of their own. Workers are tasks, which the runtime moves to a thread that is free.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use conch_core::coalesce;
 use conch_core::ids::Seq;
 use conch_core::shed::Permille;
 use conch_core::time::Monotonic;
@@ -124,6 +125,7 @@ impl Sessions {
             Step::Refresh(id, snapshot) => self.refresh(id, snapshot.as_ref()),
             Step::StartOver(resync, seq, history) => self.start_over(&resync, seq, history),
             Step::Window(window) => self.set_window(window),
+            Step::LiveWasLeftOut => self.slots.iter_mut().for_each(|slot| slot.member.missed_live = true),
             Step::Overrun => self.all_are_behind(),
         }
     }
@@ -255,8 +257,10 @@ impl Sessions {
             }
             self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
         }
-        // The first of them was due, and the others are late.
-        let late = Permille::of((slice - self.slice).saturating_sub(1), GROUPS);
+        // The first of them was due, and the others are late. What is nothing to a viewer is not much of a short window.
+        let late_ns = (slice - self.slice).saturating_sub(1).saturating_mul(self.slice_ns());
+        let most = self.window.max(coalesce::BASE);
+        let late = Permille::of(late_ns, u64::try_from(most.as_nanos()).unwrap_or(u64::MAX));
         self.slice = slice;
         let next = (!self.frames.is_empty()).then(|| self.slice_begins(slice + 1));
         Done { sessions, next, late, ..Done::default() }

@@ -45,7 +45,9 @@ pub(crate) enum Step {
     StartOver(Arc<Frame>, Seq, History),
     /// Frames gather for so long from now on.
     Window(Duration),
-    /// Frames were left out: everybody is behind.
+    /// Live events were left out: everybody needs a snapshot before the next one.
+    LiveWasLeftOut,
+    /// Records were left out: everybody is behind.
     Overrun,
 }
 
@@ -81,6 +83,8 @@ struct Inbox {
     /// Frames among them, and their bytes.
     frames: usize,
     bytes: usize,
+    /// There was no more room.
+    was_full: bool,
     is_scheduled: bool,
 }
 
@@ -92,18 +96,34 @@ pub(crate) struct ShardLimits {
 }
 
 impl Inbox {
-    /// Puts a step behind the others (D3).
+    /// Puts a step behind the others (D3). Without room for it live events go first, and then everything.
     fn put(&mut self, step: Step, limits: ShardLimits) {
-        if let Step::Show(frame, _) = &step {
-            self.frames += 1;
-            self.bytes += frame.bytes();
-            if self.frames > limits.frames || self.bytes > limits.bytes {
-                self.steps.retain(|step| !matches!(step, Step::Show(..) | Step::Refresh(..)));
-                (self.frames, self.bytes) = (0, 0);
-                return self.steps.push(Step::Overrun);
-            }
-        }
+        let Step::Show(frame, _) = &step else { return self.steps.push(step) };
+        self.frames += 1;
+        self.bytes += frame.bytes();
         self.steps.push(step);
+        if self.is_over(limits) {
+            self.was_full = true;
+            self.leave_out(|step| matches!(step, Step::Show(_, None) | Step::Refresh(..)), Step::LiveWasLeftOut);
+        }
+        if self.is_over(limits) {
+            self.leave_out(|step| matches!(step, Step::Show(..)), Step::Overrun);
+        }
+    }
+
+    /// One frame has room, however large.
+    fn is_over(&self, limits: ShardLimits) -> bool {
+        self.frames > 1 && (self.frames > limits.frames || self.bytes > limits.bytes)
+    }
+
+    fn leave_out(&mut self, which: impl Fn(&Step) -> bool, instead: Step) {
+        self.steps.retain(|step| !which(step));
+        let shown = self.steps.iter().filter_map(|step| match step {
+            Step::Show(frame, _) => Some(frame.bytes()),
+            _ => None,
+        });
+        (self.frames, self.bytes) = shown.fold((0, 0), |(frames, bytes), more| (frames + 1, bytes + more));
+        self.steps.push(instead);
     }
 }
 
@@ -139,13 +159,16 @@ impl Shard {
 
     /// Takes what was handed over, and writes what is due.
     pub(super) fn work(&self, now: Monotonic) -> Done {
-        let Inbox { steps, frames, bytes, .. } = std::mem::take(&mut *self.inbox());
+        let Inbox { steps, frames, bytes, was_full, .. } = std::mem::take(&mut *self.inbox());
         let mut sessions = self.sessions.lock().expect("no holder of the sessions panics");
         for step in steps {
             sessions.take(step, now);
         }
         let share = |part: usize, whole: usize| Permille::of(part as u64, whole as u64);
-        let queued = share(frames, self.limits.frames).max(share(bytes, self.limits.bytes));
+        let queued = match was_full {
+            true => Permille::ALL,
+            false => share(frames, self.limits.frames).max(share(bytes, self.limits.bytes)),
+        };
         let done = Done { queued, ..sessions.write(now) };
         let reports = sessions.take_reports();
         drop(sessions);

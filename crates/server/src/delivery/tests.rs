@@ -369,6 +369,67 @@ async fn what_waits_for_a_worker_is_bounded() {
     assert_eq!(sink.shown(), Vec::<String>::new(), "it reads on from where it was");
 }
 
+/// A flood of live events costs live events.
+#[tokio::test]
+async fn live_events_are_left_out_before_records() {
+    let node = node(&[]);
+    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
+    let shard = Shard::new(&worker, &node, LIMITS, Arc::clone(&told) as _);
+    let sink = Seen::new();
+    let member = Member {
+        id: SessionId(1),
+        sink: Arc::clone(&sink) as Arc<dyn Sink>,
+        position: Seq(3),
+        history: History(0),
+        missed_live: false,
+    };
+    shard.tell(Step::Add(member));
+    shard.tell(Step::Show(record(4), Some(Seq(4))));
+    for _ in 0..2 * LIMITS.frames {
+        shard.tell(Step::Show(live("live"), None));
+    }
+    shard.tell(Step::Show(record(5), Some(Seq(5))));
+    shard.tell(Step::Show(live("live"), None));
+    let done = shard.work(Monotonic(1));
+    assert_eq!(done.queued, conch_core::shed::Permille::ALL, "that it was full is not hidden");
+    let records: Vec<_> = sink.shown().into_iter().filter(|name| name.starts_with('r')).collect();
+    assert_eq!(records, ["r4", "r5"]);
+    assert_eq!(*told.0.lock().expect("no panic"), [Report::MissedLive(SessionId(1))]);
+}
+
+/// One record that is larger than all that may wait.
+#[tokio::test]
+async fn a_large_record_has_room() {
+    let node = node(&[]);
+    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
+    let shard = Shard::new(&worker, &node, ShardLimits { frames: 8, bytes: 64 }, Arc::clone(&told) as _);
+    let sink = Seen::new();
+    let member = Member {
+        id: SessionId(1),
+        sink: Arc::clone(&sink) as Arc<dyn Sink>,
+        position: Seq(3),
+        history: History(0),
+        missed_live: false,
+    };
+    shard.tell(Step::Add(member));
+    shard.tell(Step::Show(record(4), Some(Seq(4))));
+    shard.work(Monotonic(1));
+    assert_eq!(sink.shown(), ["r4"]);
+    assert!(told.0.lock().expect("no panic").is_empty());
+}
+
+/// A short window is late by a wake-up, which is nothing.
+#[test]
+fn a_short_window_is_not_late_by_a_wake_up() {
+    let mut world = World::new(&[]);
+    world.act(Act::Window(1));
+    world.act(Act::Add(1));
+    world.act(Act::Record);
+    world.now_ms += 2;
+    let done = world.sessions.write(world.now());
+    assert!(done.late.get() <= 40, "{done:?}");
+}
+
 /// Counts the calls of its worker.
 #[derive(Default)]
 struct Calls(tokio::sync::Notify);

@@ -126,8 +126,10 @@ impl Running {
                 self.work(shard, &mut due, &mut pass);
                 self.breathe(&mut pass, &mut writers).await;
             }
+            // What is due again by the end of this pass is for the next one, which takes what was handed over meanwhile.
+            let now = self.node.seams.now();
             while let Some(entry) = due.first_entry()
-                && entry.key().0 <= self.node.seams.now()
+                && entry.key().0 <= now
             {
                 let shard = entry.remove();
                 self.work(shard, &mut due, &mut pass);

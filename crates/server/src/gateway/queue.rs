@@ -1,7 +1,7 @@
 //! What waits for a stream's client, within a bound.
 //!
-//! Invariant: no more than the limit waits, but for one item that is larger by itself; an item that may be dropped finds less
-//! room than one that may not, so that records always find some.
+//! Invariant: no more than the limit waits, or half of it and one item that may not be dropped; an item that may be dropped finds
+//! less room than one that may not, so that records always find some, and whoever was told that there is room finds it.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -42,7 +42,8 @@ impl<T> Queue<T> {
             return Push::Closed;
         }
         let limit = if class == Class::Live { self.limit_bytes / 2 } else { self.limit_bytes };
-        if !state.items.is_empty() && state.bytes + bytes > limit {
+        let has_room = class == Class::Durable && state.bytes <= self.limit_bytes / 2;
+        if !state.items.is_empty() && !has_room && state.bytes + bytes > limit {
             return Push::Behind;
         }
         state.bytes += bytes;
@@ -98,5 +99,24 @@ impl<T> Queue<T> {
             }
             notified.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    /// Whoever waits for room and is told of it must not be refused, or it asks for ever.
+    #[test]
+    fn where_there_is_room_a_record_of_any_size_finds_it() {
+        let queue = Queue::new(1_000);
+        assert_eq!(queue.push("a", 400, Class::Durable), Push::Accepted);
+        assert!(queue.room().now_or_never().is_some());
+        assert_eq!(queue.push("live", 700, Class::Live), Push::Behind);
+        assert_eq!(queue.push("b", 5_000, Class::Durable), Push::Accepted);
+        assert!(queue.room().now_or_never().is_none());
+        assert_eq!(queue.push("c", 1, Class::Durable), Push::Behind);
     }
 }

@@ -112,6 +112,8 @@ struct Hub {
     at: Option<Position>,
     ring: Ring<Arc<Frame>>,
     live: LiveView,
+    /// What `live` shows, once somebody has asked: the same for all who do before it changes.
+    snapshot: Option<Arc<Frame>>,
     watchers: BTreeMap<SessionId, Watcher>,
     /// The live ones, by delivery worker; none where there is none yet.
     shards: Vec<Option<Arc<Shard>>>,
@@ -159,6 +161,7 @@ impl Hub {
             at: None,
             ring: Ring::new(limits.ring_records, limits.ring_bytes),
             live: LiveView::default(),
+            snapshot: None,
             watchers: BTreeMap::new(),
             shards: vec![None; shared.workers.all().len()],
             history: History::default(),

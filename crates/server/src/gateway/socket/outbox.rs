@@ -5,7 +5,8 @@
 //! and whatever comes meanwhile leaves with them in one write. Where the kernel takes no more, the connection's task waits until it
 //! does.
 //!
-//! Invariant: bytes leave in the order of the calls, and no more than the bound waits. Frames are shared [`Bytes`]: a
+//! Invariant: bytes leave in the order of the calls, and no more than the bound waits, or half of it and one record; whoever was told
+//! that there is room ([`Outbox::room`]) finds it for a record. Frames are shared [`Bytes`]: a
 //! queue of a thousand slow sockets holds one copy of what they wait for.
 //!
 //! Deliberately absent: encoding. What comes in here goes out as it is.
@@ -119,7 +120,9 @@ impl Outbox {
         let limit = if class == Class::Live { self.limit_bytes / 2 } else { self.limit_bytes };
         // A frame that has begun must go on, whatever its size.
         let begun = rest.len() < frame.len();
-        if !begun && queue.bytes + rest.len() > limit {
+        // Who was told that there is room finds it for one record, however large: nobody asks in vain for ever.
+        let has_room = class == Class::Durable && queue.bytes <= self.limit_bytes / 2;
+        if !begun && !has_room && queue.bytes + rest.len() > limit {
             return Push::Behind;
         }
         if queue.frames.is_empty() {

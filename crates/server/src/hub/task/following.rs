@@ -70,6 +70,7 @@ impl Hub {
     pub(super) fn start_over(&mut self, at: Position) {
         self.ring.clear();
         self.live = LiveView::default();
+        self.snapshot = None;
         self.history = History(self.history.0.wrapping_add(1));
         // One that catches up is told when it next asks to be attached.
         for watcher in self.watchers.values_mut().filter(|watcher| watcher.stage == Stage::CatchingUp) {
@@ -177,6 +178,7 @@ impl Hub {
         at.seq = record.seq;
         at.epoch = at.epoch.max(record.epoch);
         self.live.committed(record);
+        self.snapshot = None;
         self.deliver(frame, Some(record.seq));
     }
 
@@ -185,6 +187,7 @@ impl Hub {
         if self.sheds(event) || self.live.apply(event) == Applied::Stale {
             return;
         }
+        self.snapshot = None;
         let frame = Arc::new(Frame::live(&at.address, event.name(), event.encode()));
         self.deliver(&frame, None);
     }

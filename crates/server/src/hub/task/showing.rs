@@ -24,10 +24,14 @@ impl Hub {
         Arc::clone(shard)
     }
 
-    pub(super) fn snapshot_frame(&self) -> Option<Arc<Frame>> {
-        let at = self.at.as_ref()?;
-        let snapshot = self.live.snapshot()?;
-        Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.encode())))
+    /// What who comes in the middle of a turn is shown; encoded once, for as long as nothing changes.
+    pub(super) fn snapshot_frame(&mut self) -> Option<Arc<Frame>> {
+        if self.snapshot.is_none() {
+            let at = self.at.as_ref()?;
+            let snapshot = self.live.snapshot()?;
+            self.snapshot = Some(Arc::new(Frame::live(&at.address, snapshot.name(), snapshot.encode())));
+        }
+        self.snapshot.clone()
     }
 
     pub(super) fn catch_up(&mut self, id: SessionId, position: Seq) {

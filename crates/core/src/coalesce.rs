@@ -24,7 +24,7 @@ pub const HIGH: Permille = Permille::new(800);
 /// A window shrinks at a pressure below this.
 pub const LOW: Permille = Permille::new(500);
 /// Groups of a conversation's sockets, whose windows are offset against each other.
-pub const GROUPS: u8 = 16;
+pub const GROUPS: usize = 16;
 /// For how long a new owner hears the gateways before what it tells is less than what was told before.
 pub const HEARING: Duration = Duration::from_secs(1);
 
@@ -93,45 +93,46 @@ impl Window {
     }
 }
 
-/// One of the [`GROUPS`] groups of a conversation's sockets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Group(u8);
-
-impl Group {
-    /// The group of a session, by any number that is spread evenly, such as its place in the order of joining.
-    #[must_use]
-    pub fn of(session: u64) -> Self {
-        Self(u8::try_from(session % u64::from(GROUPS)).expect("less than the number of groups"))
-    }
-
-    /// All groups.
-    pub fn all() -> impl Iterator<Item = Self> {
-        (0..GROUPS).map(Self)
-    }
-
-    /// Its number, from 0.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        self.0
-    }
+/// The sixteenths of a window, counted since the clock began. At each of them one group is written, each in turn.
+#[derive(Debug, Clone, Copy)]
+pub struct Slices {
+    window: Duration,
+    length_ns: u64,
 }
 
-/// The next moment, after `now` and at most one window later, at which a group is written. The groups' moments are a
-/// sixteenth of the window from each other. Without a window it is now.
-#[must_use]
-pub fn due(group: Group, window: Duration, now: Monotonic) -> Monotonic {
-    let Ok(length @ 1..) = u64::try_from(window.as_nanos()) else { return now };
-    let offset = offset(group, length);
-    match now.0.checked_sub(offset) {
-        None => Monotonic(offset),
-        Some(since) => Monotonic((since / length + 1).saturating_mul(length).saturating_add(offset)),
+impl Slices {
+    /// Of a window; one of nothing counts as sixteen nanoseconds.
+    #[must_use]
+    pub fn of(window: Duration) -> Self {
+        let window_ns = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX);
+        Self { window, length_ns: window_ns.div_ceil(GROUPS as u64).max(1) }
     }
-}
 
-/// How far into the window a group is written, in nanoseconds.
-fn offset(group: Group, length: u64) -> u64 {
-    let nanos = u128::from(length) * u128::from(group.0) / u128::from(GROUPS);
-    u64::try_from(nanos).expect("less than the window")
+    /// The number of the one that a moment is in.
+    #[must_use]
+    pub fn at(self, now: Monotonic) -> u64 {
+        now.0 / self.length_ns
+    }
+
+    /// When one begins.
+    #[must_use]
+    pub fn begins(self, slice: u64) -> Monotonic {
+        Monotonic(slice.saturating_mul(self.length_ns))
+    }
+
+    /// The group that is written when one begins.
+    #[must_use]
+    pub fn group(slice: u64) -> usize {
+        usize::try_from(slice % GROUPS as u64).expect("less than the number of groups")
+    }
+
+    /// By how much it is late when nothing was written between these: the one after `from` was due, and the others are late. A
+    /// share of the window, or of [`BASE`] if that is longer: what is nothing to a viewer is not much of a short window.
+    #[must_use]
+    pub fn late(self, from: u64, to: u64) -> Permille {
+        let late_ns = to.saturating_sub(from).saturating_sub(1).saturating_mul(self.length_ns);
+        Permille::of(late_ns, u64::try_from(self.window.max(BASE).as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 /// How many sessions a gateway takes to be connected, over all gateways.
@@ -270,22 +271,25 @@ mod tests {
         }
 
         #[test]
-        fn a_group_is_written_within_the_window_and_never_twice_at_once(
+        fn a_group_is_written_within_the_window_and_then_each_window(
             window_ns in 1_u64..1_000_000_000,
             now in 0_u64..u64::MAX / 4,
-            session in any::<u64>(),
+            group in 0..GROUPS,
         ) {
-            let (window, now, group) = (Duration::from_nanos(window_ns), Monotonic(now), Group::of(session));
+            let (window, now) = (Duration::from_nanos(window_ns), Monotonic(now));
             let at = due(group, window, now);
-            prop_assert!(at > now || at.0 < window_ns, "later, but for the very first");
-            prop_assert!(at.since(now) <= window);
-            prop_assert_eq!(due(group, window, at), at + window, "and then each window");
+            prop_assert!(at > now);
+            // Sixteen whole numbers of nanoseconds may be a little more.
+            let most = window + Duration::from_nanos(15);
+            prop_assert!(at.since(now) <= most);
+            let next = due(group, window, at);
+            prop_assert!(window <= next.since(at) && next.since(at) <= most, "and then each window");
         }
 
         #[test]
         fn moments_do_not_go_back(window_ns in 0_u64..1_000_000_000, now in 0_u64..u64::MAX / 4, step in 0_u64..2_000_000_000) {
             let window = Duration::from_nanos(window_ns);
-            for group in Group::all() {
+            for group in 0..GROUPS {
                 let (first, second) = (due(group, window, Monotonic(now)), due(group, window, Monotonic(now + step)));
                 prop_assert!(first <= second);
             }
@@ -294,27 +298,38 @@ mod tests {
         #[test]
         fn groups_are_a_sixteenth_apart(window_ns in 16_u64..1_000_000_000, now in 1_000_000_000_u64..u64::MAX / 4) {
             let window = Duration::from_nanos(window_ns);
-            let mut moments: Vec<u64> = Group::all().map(|group| due(group, window, Monotonic(now)).0).collect();
+            let mut moments: Vec<u64> = (0..GROUPS).map(|group| due(group, window, Monotonic(now)).0).collect();
             moments.sort_unstable();
-            moments.push(moments[0] + window_ns);
             for pair in moments.windows(2) {
                 prop_assert!((pair[1] - pair[0]).abs_diff(window_ns / 16) <= 1, "{pair:?}");
             }
         }
     }
 
+    /// The next moment at which a group is written.
+    fn due(group: usize, window: Duration, now: Monotonic) -> Monotonic {
+        let slices = Slices::of(window);
+        let next = (slices.at(now) + 1..).find(|slice| Slices::group(*slice) == group);
+        slices.begins(next.expect("each is one of sixteen in a row"))
+    }
+
     #[test]
-    fn without_a_window_it_is_now_and_the_end_of_time_is_the_end() {
-        for group in Group::all() {
-            assert_eq!(due(group, Duration::ZERO, Monotonic(7)), Monotonic(7));
-            assert_eq!(
-                due(group, Duration::MAX, Monotonic(7)),
-                Monotonic(7),
-                "a window that no clock can tell is none"
-            );
-            assert_eq!(due(group, ms(50), Monotonic(u64::MAX)), Monotonic(u64::MAX));
+    fn the_end_of_time_is_the_end() {
+        for window in [Duration::ZERO, ms(50), Duration::MAX] {
+            let slices = Slices::of(window);
+            assert_eq!(slices.begins(u64::MAX), Monotonic(u64::MAX));
+            assert!(slices.begins(slices.at(Monotonic(7))) <= Monotonic(7));
         }
-        assert_eq!(Group::all().map(Group::number).collect::<Vec<_>>(), (0..16).collect::<Vec<_>>());
-        assert_eq!(Group::of(u64::MAX).number(), 15);
+        assert_eq!((0..17).map(Slices::group).collect::<Vec<_>>(), (0..16).chain([0]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn lateness_is_a_share_of_the_window_or_of_what_a_viewer_feels() {
+        let late = |window, from, to| Slices::of(window).late(from, to).get();
+        assert_eq!(
+            (late(ms(160), 7, 7), late(ms(160), 7, 8), late(ms(160), 7, 9), late(ms(160), 7, 24)),
+            (0, 0, 62, 1_000)
+        );
+        assert_eq!(late(ms(1), 0, 17), 20, "of 50 ms");
     }
 }

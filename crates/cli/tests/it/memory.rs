@@ -2,7 +2,7 @@
 
 use conch_cli::client::{HttpClient, PhoenixSocket};
 
-use crate::node::{Home, message, runtime};
+use crate::node::{Home, Node, message, runtime};
 
 /// Pushes under way on one socket by default.
 const PUSHES: u64 = 64;
@@ -15,14 +15,20 @@ fn resident_kib(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").trim().parse().expect("a number")
 }
 
-/// By how many KiB a node grows while a client pushes for pages that it does not read, and others go on.
-fn growth_kib(mutant: Option<&str>) -> u64 {
-    let scratch = tempfile::tempdir().expect("a directory");
-    let home = Home::new(scratch.path());
+/// A node with a conversation, perhaps without one of its rules.
+fn start(home: &Home, mutant: Option<&str>) -> Node {
     let mut serve = home.serve();
     serve.envs(mutant.map(|mutant| ("CONCH_MUTANT", mutant)));
     let node = home.start_with(serve);
     assert_eq!(home.run(&["create", "room"]).code, 0);
+    node
+}
+
+/// By how many KiB a node grows while a client pushes for pages that it does not read, and others go on.
+fn growth_kib(mutant: Option<&str>) -> u64 {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let home = Home::new(scratch.path());
+    let node = start(&home, mutant);
     let client = HttpClient::new(home.unlimited("writer")).expect("a client");
     runtime().block_on(async {
         let text = "x".repeat(60_000);
@@ -68,10 +74,7 @@ const SENT_BYTES: usize = 24 * 1024;
 fn growth_per_socket(mutant: Option<&str>) -> u64 {
     let scratch = tempfile::tempdir().expect("a directory");
     let home = Home::new(scratch.path());
-    let mut serve = home.serve();
-    serve.envs(mutant.map(|mutant| ("CONCH_MUTANT", mutant)));
-    let node = home.start_with(serve);
-    assert_eq!(home.run(&["create", "room"]).code, 0);
+    let node = start(&home, mutant);
     let endpoint = home.unlimited("idle");
     runtime().block_on(async {
         let large = format!(r#"{{"nothing":"{}"}}"#, "x".repeat(SENT_BYTES));

@@ -186,9 +186,9 @@ section! {
         join_wait_ms: u64 = 6_000, Range(100, 9_000);
         /// Milliseconds of an owner's silence after which a hub looks for it again.
         owner_silence_ms: u64 = 3_000, Range(100, 5 * MINUTE_MS);
-        /// Newest records of a conversation that its hub keeps in memory for those who resume.
+        /// Newest records of a conversation that its hub keeps in memory for those who resume, and frames that may wait for a delivery worker.
         ring_records: usize = 1_024, Range(1, 100_000);
-        /// Bytes of a conversation's records that its hub keeps in memory.
+        /// Bytes of a conversation's records that its hub keeps in memory, and of frames that may wait for a delivery worker.
         ring_bytes: usize = 2 * MIB, Range(4096, 256 * 1024 * 1024);
         /// Records that a client may be behind and still be caught up record by record; further behind it is told to resync.
         catch_up_records: usize = 10_000, Range(1, 1_000_000);

@@ -5,7 +5,8 @@
 //! by then: so what several hubs show one socket, and what it is answered, leave together, the more so the busier the node is.
 //!
 //! Invariants:
-//! - D1: a session is written to by the worker that it is pinned to, or by its own connection's task; bytes leave in order.
+//! - D1: while a session is live, what is shown to it comes from the worker that it is pinned to; before that from its hub and its
+//!   catch-up, which end before it is added. Bytes leave in the order in which they were pushed.
 //! - D2: what one hub hands over to a shard is taken in that order. A session is shown exactly the records that its hub handed
 //!   over after it was added, above its position, each once, until it is reported to be behind or is removed.
 //! - D3: the frames that wait for a worker are bounded, whatever becomes of the worker: over the bound live events are left out, and

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::coalesce;
+use conch_core::coalesce::{GROUPS, Slices};
 use conch_core::ids::Seq;
 use conch_core::shed::Permille;
 use conch_core::time::Monotonic;
@@ -17,10 +17,6 @@ use crate::hub::sink::Push;
 use crate::metrics::Queue;
 use crate::node::Node;
 use crate::rules::Rule;
-
-/// Groups whose windows are offset by a sixteenth: a large room is written to evenly, and not all at once.
-const GROUPS: u64 = 16;
-const GROUPS_USIZE: usize = 16;
 
 /// What a worker did for a shard.
 #[derive(Debug, Default)]
@@ -143,7 +139,7 @@ impl Sessions {
             self.write_all();
             self.window = window;
             let groups = if window == Duration::ZERO { 0 } else { GROUPS };
-            self.covered = (0..groups).map(|_| self.end()).collect();
+            self.covered = vec![self.end(); groups];
         }
     }
 
@@ -227,7 +223,7 @@ impl Sessions {
             return;
         }
         if self.frames.is_empty() && self.window > Duration::ZERO {
-            self.slice = self.slice_at(now);
+            self.slice = Slices::of(self.window).at(now);
         }
         self.bytes += shown.frame.bytes();
         self.frames.push_back(shown);
@@ -245,37 +241,22 @@ impl Sessions {
         if self.window == Duration::ZERO {
             return Done { sessions: self.write_all(), ..Done::default() };
         }
-        let slice = self.slice_at(now);
+        let slices = Slices::of(self.window);
+        let slice = slices.at(now);
         let mut sessions = 0;
-        if slice - self.slice >= GROUPS {
+        if slice - self.slice >= GROUPS as u64 {
             sessions = self.write_all();
         } else {
-            for group in (self.slice + 1..=slice).map(|slice| slice % GROUPS) {
-                let group = usize::try_from(group).expect("below 16");
-                sessions += self.write_group(group, GROUPS_USIZE);
+            for group in (self.slice + 1..=slice).map(Slices::group) {
+                sessions += self.write_group(group, GROUPS);
                 self.covered[group] = self.end();
             }
             self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
         }
-        // The first of them was due, and the others are late. What is nothing to a viewer is not much of a short window.
-        let late_ns = (slice - self.slice).saturating_sub(1).saturating_mul(self.slice_ns());
-        let most = self.window.max(coalesce::BASE);
-        let late = Permille::of(late_ns, u64::try_from(most.as_nanos()).unwrap_or(u64::MAX));
+        let late = slices.late(self.slice, slice);
         self.slice = slice;
-        let next = (!self.frames.is_empty()).then(|| self.slice_begins(slice + 1));
+        let next = (!self.frames.is_empty()).then(|| slices.begins(slice + 1));
         Done { sessions, next, late, ..Done::default() }
-    }
-
-    fn slice_ns(&self) -> u64 {
-        u64::try_from(self.window.as_nanos()).unwrap_or(u64::MAX).div_ceil(GROUPS).max(1)
-    }
-
-    fn slice_at(&self, now: Monotonic) -> u64 {
-        now.0 / self.slice_ns()
-    }
-
-    fn slice_begins(&self, slice: u64) -> Monotonic {
-        Monotonic(slice.saturating_mul(self.slice_ns()))
     }
 
     fn write_all(&mut self) -> usize {

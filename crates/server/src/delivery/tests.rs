@@ -169,14 +169,7 @@ impl World {
         match act {
             Act::Add(id) if !self.members.contains_key(&id) => {
                 let sink = Seen::new();
-                let member = Member {
-                    id: SessionId(id),
-                    sink: Arc::clone(&sink) as Arc<dyn Sink>,
-                    position: Seq(self.seq),
-                    history: self.history,
-                    missed_live: false,
-                };
-                self.take(Step::Add(member));
+                self.take(Step::Add(member(id, &sink, Seq(self.seq), self.history)));
                 self.members.insert(id, Expected { sink, history: self.history, records: Vec::new() });
             }
             Act::Remove(id) => {
@@ -344,21 +337,33 @@ impl Reports for Told {
     }
 }
 
-/// A worker that never runs, with a hub that goes on.
+/// A shard with one session that has everything up to 3, and a worker that does not run by itself.
+struct Alone {
+    node: Arc<Node>,
+    shard: Arc<Shard>,
+    sink: Arc<Seen>,
+    told: Arc<Told>,
+}
+
+impl Alone {
+    fn with(limits: ShardLimits) -> Self {
+        let node = node(&[]);
+        let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
+        let shard = Shard::new(&worker, &node, limits, Arc::clone(&told) as _);
+        let sink = Seen::new();
+        shard.tell(Step::Add(member(1, &sink, Seq(3), History(0))));
+        Self { node, shard, sink, told }
+    }
+}
+
+fn member(id: u64, sink: &Arc<Seen>, position: Seq, history: History) -> Member {
+    Member { id: SessionId(id), sink: Arc::clone(sink) as Arc<dyn Sink>, position, history, missed_live: false }
+}
+
+/// A hub that goes on while its worker does not run.
 #[tokio::test]
 async fn what_waits_for_a_worker_is_bounded() {
-    let node = node(&[]);
-    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
-    let shard = Shard::new(&worker, &node, LIMITS, Arc::clone(&told) as _);
-    let sink = Seen::new();
-    let member = Member {
-        id: SessionId(1),
-        sink: Arc::clone(&sink) as Arc<dyn Sink>,
-        position: Seq(3),
-        history: History(0),
-        missed_live: false,
-    };
-    shard.tell(Step::Add(member));
+    let Alone { node, shard, sink, told } = Alone::with(LIMITS);
     for seq in 4..4 + 2 * LIMITS.frames as u64 {
         shard.tell(Step::Show(record(seq), Some(Seq(seq))));
     }
@@ -372,18 +377,7 @@ async fn what_waits_for_a_worker_is_bounded() {
 /// A flood of live events costs live events.
 #[tokio::test]
 async fn live_events_are_left_out_before_records() {
-    let node = node(&[]);
-    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
-    let shard = Shard::new(&worker, &node, LIMITS, Arc::clone(&told) as _);
-    let sink = Seen::new();
-    let member = Member {
-        id: SessionId(1),
-        sink: Arc::clone(&sink) as Arc<dyn Sink>,
-        position: Seq(3),
-        history: History(0),
-        missed_live: false,
-    };
-    shard.tell(Step::Add(member));
+    let Alone { shard, sink, told, .. } = Alone::with(LIMITS);
     shard.tell(Step::Show(record(4), Some(Seq(4))));
     for _ in 0..2 * LIMITS.frames {
         shard.tell(Step::Show(live("live"), None));
@@ -400,18 +394,7 @@ async fn live_events_are_left_out_before_records() {
 /// One record that is larger than all that may wait.
 #[tokio::test]
 async fn a_large_record_has_room() {
-    let node = node(&[]);
-    let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
-    let shard = Shard::new(&worker, &node, ShardLimits { frames: 8, bytes: 64 }, Arc::clone(&told) as _);
-    let sink = Seen::new();
-    let member = Member {
-        id: SessionId(1),
-        sink: Arc::clone(&sink) as Arc<dyn Sink>,
-        position: Seq(3),
-        history: History(0),
-        missed_live: false,
-    };
-    shard.tell(Step::Add(member));
+    let Alone { shard, sink, told, .. } = Alone::with(ShardLimits { frames: 8, bytes: 64 });
     shard.tell(Step::Show(record(4), Some(Seq(4))));
     shard.work(Monotonic(1));
     assert_eq!(sink.shown(), ["r4"]);

@@ -1,7 +1,7 @@
 //! Hubs: a gateway's fan-out point for one conversation.
 //!
-//! A hub follows the conversation's owner once, however many sessions watch, and pushes each frame, encoded once, to all
-//! of them. It keeps the newest records in a ring, so that those who come back find what they missed without the store.
+//! A hub follows the conversation's owner once, however many sessions watch, and hands each frame, encoded once, over to the
+//! delivery workers that write to them ([`crate::delivery`]). It keeps the newest records in a ring, so that those who come back find what they missed without the store.
 //!
 //! Invariants kept here: 6 and 7. Every session has a position; it gets exactly the records above it, in order. A session
 //! that is behind (it joined with an older position, or its connection is slow) catches up from the store on a task of its

@@ -268,7 +268,7 @@ struct TurnsArgs {
     /// thaw: records of the long conversation, 10 to 1,000,000.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     records: u32,
-    /// thaw: how often it is taken up again, each time by a fresh process, 1 to 10,000.
+    /// thaw: how often it is taken up again, by a process that runs and by a fresh one each time, 1 to 10,000.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     thaws: u32,
     /// streaming: turns at once, each with ten deltas a second, 1 to 10,000.

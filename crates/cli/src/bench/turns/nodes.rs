@@ -30,8 +30,20 @@ pub(super) struct Node {
 impl Node {
     /// Starts a node with this number on a store.
     pub(super) async fn start(beside: &Path, store: &str, model: SocketAddr, number: usize) -> Result<Self, Failure> {
+        Self::start_with(beside, store, model, number, "").await
+    }
+
+    /// The same with further tables of its configuration.
+    pub(super) async fn start_with(
+        beside: &Path,
+        store: &str,
+        model: SocketAddr,
+        number: usize,
+        tables: &str,
+    ) -> Result<Self, Failure> {
         let name = format!("bench-turns-{number}");
-        let config = config(&name, model, store.starts_with("postgres").then(free_address).transpose()?.as_deref());
+        let link = store.starts_with("postgres").then(free_address).transpose()?;
+        let config = config(&name, model, link.as_deref()) + tables;
         let server = ServerUnderTest::start_configured(beside, store, &config).await?;
         let client = HttpClient::new(server.endpoint().clone())?;
         Ok(Self { server, client, name })
@@ -70,6 +82,19 @@ impl Node {
     pub(super) async fn owns(&self, conversation: &str) -> Result<bool, Failure> {
         let answer = self.client.attempt(&Request::get(&["v1", "conversations", conversation])).await?;
         Ok(answer.body["owner"]["node"] == Value::String(self.name.clone()))
+    }
+
+    /// Waits until no node owns a conversation.
+    pub(super) async fn let_go(&self, conversation: &str) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let request = Request::get(&["v1", "conversations", conversation]);
+        while begun.elapsed() < TURN_MAX {
+            if self.client.attempt(&request).await?.body["owner"].is_null() {
+                return Ok(());
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Err(Failure::other(format!("{conversation} still has an owner after {TURN_MAX:?}")))
     }
 
     /// Starts a turn; its number.

@@ -127,8 +127,8 @@ impl Bench<'_> {
         let (mut long, mut short) = (Histogram::default(), Histogram::default());
         let node = Node::start_with(&super::beside(self.args), &self.store, self.model.address(), 1, LETS_GO).await?;
         for number in 1..=WARMING + self.args.thaws {
+            node.let_go(&[LONG, BRIEF]).await?;
             for (conversation, times) in [(LONG, &mut long), (BRIEF, &mut short)] {
-                node.let_go(conversation).await?;
                 let (turn, took) = thaw(&node, conversation).await?;
                 node.end_of(conversation, turn).await?;
                 if number > WARMING {

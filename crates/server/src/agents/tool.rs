@@ -62,6 +62,8 @@ pub(super) struct Tool {
     pub(super) approval: Approval,
     schema: Schema,
     url: Url,
+    /// How long a person has for that.
+    pub(super) approval_within: Duration,
     host: String,
     headers: HeaderMap,
     timeout: Duration,
@@ -86,6 +88,7 @@ impl Tool {
             approval: config.approval,
             schema,
             url,
+            approval_within: Duration::from_secs(config.approval_s),
             host,
             headers: headers(config)?,
             timeout: Duration::from_millis(config.timeout_ms),

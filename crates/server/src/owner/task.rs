@@ -436,11 +436,15 @@ fn original(duplicate: Duplicate) -> (Seq, Original) {
 /// What a client is told when the store did not take a write, for certain.
 pub(crate) fn store_refusal(error: &StoreError) -> Refusal {
     let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+    let later = |detail: &str| Refusal::retry(Code::StoreUnavailable, detail, retry);
+    if !matches!(error, StoreError::Collision) {
+        tracing::debug!(%error, "the store refuses");
+    }
     match error {
         StoreError::Collision => Refusal::new(Code::Conflict, error.to_string()),
-        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, error.to_string()),
-        StoreError::Unavailable(_) | StoreError::Ambiguous(_) | StoreError::Full(_) => {
-            Refusal::retry(Code::StoreUnavailable, error.to_string(), retry)
-        }
+        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, "the store is damaged"),
+        StoreError::Unavailable(_) => later("the store is unavailable"),
+        StoreError::Ambiguous(_) => later("the store's answer was lost"),
+        StoreError::Full(_) => later("the store is full"),
     }
 }

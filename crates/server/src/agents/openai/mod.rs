@@ -123,10 +123,12 @@ impl ModelAgent {
             };
             let asked = match error.patience() {
                 Patience::After(asked) if attempts < self.attempts => asked,
-                Patience::After(_) if attempts > 1 => {
-                    return Err(Halt::failed(format!("{error} (after {attempts} attempts)")));
+                _ => {
+                    let (conversation, turn) = (turn.conversation(), turn.turn());
+                    tracing::warn!(%conversation, %turn, %error, attempts, "a model fails its turn");
+                    let times = if attempts > 1 { format!(" (after {attempts} attempts)") } else { String::new() };
+                    return Err(Halt::failed(format!("{}{times}", error.shown())));
                 }
-                _ => return Err(Halt::failed(error.to_string())),
             };
             attempts += 1;
             tracing::info!(conversation = %turn.conversation(), turn = %turn.turn(), %error, "a model is asked again");

@@ -118,13 +118,13 @@ async fn a_model_that_never_answers_well_ends_its_turn_with_what_it_said_last() 
     let node = node(&model, "attempts = 3\n").await;
     let (reason, detail) = failure(&turn(&node).await);
     assert_eq!(reason, "agent_failed");
-    let expected = format!("the model at {} answered 503: out of memory (after 3 attempts)", model.address);
-    assert_eq!(detail, expected);
+    assert_eq!(detail, "the model answered 503 (after 3 attempts)");
 }
 
 #[tokio::test]
 async fn what_another_try_cannot_mend_ends_the_turn_at_once() {
-    for (status, body) in [(400, "no such model"), (401, "bad key"), (302, "")] {
+    let cases = [(400, "no such model", ""), (401, "bad key", ""), (302, "", " (redirects are not followed)")];
+    for (status, body, more) in cases {
         let model = Fake::start(move |_, reply| async move {
             reply.whole(status, "location: http://127.0.0.1:1/\r\n", body).await;
         })
@@ -132,7 +132,7 @@ async fn what_another_try_cannot_mend_ends_the_turn_at_once() {
         let node = node(&model, "").await;
         let (reason, detail) = failure(&turn(&node).await);
         assert_eq!((reason.as_str(), model.seen().len()), ("agent_failed", 1));
-        assert!(detail.starts_with(&format!("the model at {} answered {status}: {body}", model.address)), "{detail}");
+        assert_eq!(detail, format!("the model answered {status}{more}"));
     }
 }
 

@@ -8,7 +8,7 @@ use super::{bodies, ended, failure, helper};
 use crate::harness::{Client, Cluster, Fake, Node, chunk, until};
 
 /// A model that asks for `tool` once, and then says that it is done.
-async fn model() -> Fake {
+pub(super) async fn model() -> Fake {
     Fake::start(|request, mut reply| async move {
         reply.begin("text/event-stream").await;
         if request.body["messages"].as_array().is_some_and(|messages| messages.len() == 1) {
@@ -89,8 +89,7 @@ async fn a_call_that_may_have_happened_is_made_once_and_the_model_is_told() {
     let node = node(&model, &tool, "").await;
     let step = called(&node).await;
     assert_eq!((&step["status"], tool.seen().len()), (&json!("unknown"), 1));
-    let why = format!("it may have happened: the tool at {} answered 500: oops", tool.address);
-    assert_eq!(step["output"]["error"], why);
+    assert_eq!(step["output"]["error"], "it may have happened: the tool answered 500");
 }
 
 #[tokio::test]
@@ -242,6 +241,7 @@ async fn a_person_decides_about_a_call_that_may_have_happened() {
         assert_eq!((seen.len(), call.get("status").cloned().unwrap_or_default()), (calls, status));
         assert!(seen.iter().all(|call| call.header("idempotency-key") == seen[0].header("idempotency-key")));
     }
+}
 
 #[tokio::test]
 async fn an_approval_that_nobody_gives_in_time_is_none_and_the_turn_goes_on() {
@@ -300,5 +300,4 @@ async fn an_approval_expires_though_its_owner_died_meanwhile_and_the_next_one_go
     assert_eq!(bodies(&log, "await.resolved")[0]["expired"], true);
     assert_eq!(bodies(&log, "step.completed")[1]["output"]["error"], "nobody approved this call in time");
     assert_eq!((model.seen().len(), tool.seen().len()), (2, 0), "the first answer is not asked for again");
-}
 }

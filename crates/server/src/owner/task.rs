@@ -35,6 +35,7 @@ use crate::rules::Rule;
 mod asks;
 mod followers;
 mod leaving;
+mod seeking;
 mod sessions;
 
 /// Time between two position marks to followers, and between two looks at idleness.
@@ -246,6 +247,7 @@ impl Owner {
             Command::Join { turn, reply } => self.join(turn, reply),
             Command::Turn { ask, reply } => self.turn_ask(ask, reply),
             Command::Live(event) => self.live(event),
+            Command::AgentIsNowhere { search } => self.agent_is_nowhere(search),
             Command::SetUp { read, done } => {
                 self.set_up(read);
                 // Whoever read it may be gone.

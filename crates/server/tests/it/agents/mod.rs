@@ -2,6 +2,7 @@
 
 mod gardener;
 mod model;
+mod rollout;
 mod shown;
 mod tools;
 mod worker;

@@ -136,6 +136,43 @@ async fn what_another_try_cannot_mend_ends_the_turn_at_once() {
     }
 }
 
+/// It would come again: nothing is gained by asking once more.
+#[tokio::test]
+async fn a_model_that_floods_ends_its_turn_at_once() {
+    let model = Fake::start(|request, mut reply| async move {
+        reply.begin("text/event-stream").await;
+        match request.number {
+            0 => {
+                let piece = chunk(&json!({ "content": "x".repeat(64 * 1024) }), None);
+                for _ in 0..17 {
+                    reply.more(&piece).await;
+                }
+            }
+            1 => {
+                let call = |index| json!({ "index": index, "id": format!("c{index}"), "function": { "name": "t", "arguments": "{}" } });
+                let calls: Vec<Value> = (0..129).map(call).collect();
+                reply.more(&chunk(&json!({ "tool_calls": calls }), None)).await;
+            }
+            _ => reply.more(&format!("data: {}", "x".repeat(1024 * 1024 + 1))).await,
+        }
+        reply.stall().await;
+    })
+    .await;
+    let node = node(&model, "").await;
+    let alice = node.client("alice");
+    alice.session_with("s", "helper").await;
+    for (number, what) in (0..).zip([
+        "text: more than 1048576 bytes",
+        "tool_calls: more than 128 calls",
+        "event: more than 1048576 bytes",
+    ]) {
+        alice.sent("s", &number.to_string(), "hello").await;
+        let (reason, detail) = failure(&ended(&alice, "s", number + 1).await);
+        assert_eq!((reason.as_str(), detail), ("agent_failed", format!("the model: {what} in one answer")));
+        assert_eq!(model.seen().len(), number + 1, "it is asked once");
+    }
+}
+
 /// No tool of that name, arguments that are no JSON, arguments that the schema refuses: the model is told each time, by a record.
 #[tokio::test]
 async fn calls_that_cannot_be_made_are_told_to_the_model_and_end_the_turn_if_they_go_on() {

@@ -128,7 +128,7 @@ async fn what_a_tool_gets_wrong_is_told_to_the_model() {
     let elsewhere = Fake::start(|_, reply| async move { reply.whole(200, "", "{}").await }).await;
     let location = format!("location: {}\r\n", elsewhere.url("/"));
     let cases: [(u16, String, String, &str); 3] = [
-        (302, location, String::new(), "answered 302 (redirects are not followed)"),
+        (307, location, String::new(), "answered 307 (redirects are not followed)"),
         (422, String::new(), "n: too small".to_owned(), "answered 422: n: too small"),
         (200, String::new(), "x".repeat(1024 * 1024 + 1), "is over 1048576 bytes"),
     ];

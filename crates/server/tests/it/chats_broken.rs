@@ -1,6 +1,9 @@
 //! Streams of the AI SDK whose client has what is not true any more, or does not keep up.
 
+use std::sync::Arc;
+
 use serde_json::json;
+use tokio::sync::Notify;
 
 use crate::agents::helper;
 use crate::chats::{Parts, messages, post, said, texts, types};
@@ -21,13 +24,22 @@ async fn speak(mut reply: Reply, words: impl Iterator<Item = String>) {
 /// it has for a whole one.
 #[tokio::test]
 async fn text_that_a_takeover_retracts_breaks_the_stream_and_who_resumes_has_the_new_one_alone() {
-    let model = Fake::start(|request, mut reply| async move {
-        if request.number > 0 {
-            return speak(reply, ["three ".to_owned(), "four".to_owned()].into_iter()).await;
+    let go_on = Arc::new(Notify::new());
+    let waiting = Arc::clone(&go_on);
+    let model = Fake::start(move |request, mut reply| {
+        let waiting = Arc::clone(&waiting);
+        async move {
+            reply.begin("text/event-stream").await;
+            let first = if request.number == 0 { "one two" } else { "three " };
+            reply.more(&chunk(&json!({ "content": first }), None)).await;
+            if request.number == 0 {
+                return reply.stall().await;
+            }
+            waiting.notified().await;
+            reply.more(&chunk(&json!({ "content": "four" }), Some("stop"))).await;
+            reply.more("data: [DONE]\n\n").await;
+            reply.end().await;
         }
-        reply.begin("text/event-stream").await;
-        reply.more(&chunk(&json!({ "content": "one two" }), None)).await;
-        reply.stall().await;
     })
     .await;
     let settings = format!("kind = 'openai'\nmodel = 'm'\nbase_url = '{}'\n", model.url("/v1"));
@@ -44,7 +56,9 @@ async fn text_that_a_takeover_retracts_breaks_the_stream_and_who_resumes_has_the
     let rest = watching.rest().await;
     assert!(!watching.ended && rest.is_empty(), "an end in order is taken for a whole answer: {rest:?}");
     let mut resumed = Parts::resumed(&alice, "s").await;
-    let whole = resumed.rest().await;
+    let mut whole = resumed.until("text-delta").await;
+    go_on.notify_one();
+    whole.extend(resumed.rest().await);
     assert_eq!((texts(&whole), resumed.ended), (vec!["three four".to_owned()], true), "{whole:?}");
     assert_eq!((whole[0]["messageId"].as_str(), &whole[0]), (shown[0]["messageId"].as_str(), &first[0]));
     assert_eq!(types(&whole).last(), Some(&"finish"));

@@ -70,7 +70,7 @@ impl Router {
         let takers: Vec<(Peer, &Region)> = join_all(asked.collect::<Vec<_>>()).await.into_iter().flatten().collect();
         let candidates = takers.iter().map(|(peer, region)| {
             let incarnation = peer.incarnation;
-            Candidate { incarnation, region: *region, intake: Intake::Open }
+            Candidate { incarnation, region, intake: Intake::Open }
         });
         let candidates: Vec<Candidate<'_>> = candidates.collect();
         let wish = Wish { regions: &owner.facts.regions, home: &owner.facts.home };

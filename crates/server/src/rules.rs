@@ -65,6 +65,8 @@ pub enum Rule {
     OneUnreadPage,
     /// A connection with nothing to read holds no buffer.
     IdleHoldsNothing,
+    /// The hub of a conversation that there is not ends as soon as nobody waits for it.
+    NowhereEndsAtOnce,
     /// Those who catch up with the same records share one read.
     ReadsAreShared,
     /// Reads for catching up are limited by a rate.

@@ -127,6 +127,8 @@ struct Hub {
     reach: Reach,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
+    /// The last look for the owner found that there is no such conversation.
+    is_nowhere: bool,
 }
 
 enum Wake {
@@ -174,6 +176,7 @@ impl Hub {
             reach: Reach::default(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
+            is_nowhere: false,
             hubs,
             shared,
             conversation,
@@ -204,6 +207,9 @@ impl Hub {
     }
 
     /// Waits for the next thing to do. Cancel safe: receivers lose nothing, futures are kept across calls.
+    ///
+    /// Commands come last: they are what clients make as many of as they like, and a storm of joins must hold up neither those
+    /// who leave nor what is due.
     async fn wake(&mut self) -> Wake {
         let frame = async {
             match &mut self.follow {
@@ -228,12 +234,12 @@ impl Hub {
             biased;
             frame = frame => Wake::Frame(frame),
             result = followed => Wake::Followed(result),
-            command = self.inbox.recv() => Wake::Command(command),
             () = self.handle.returns.wake.notified() => Wake::Returned,
             crowd = looked => Wake::Looked(crowd),
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,
             () = &mut self.tick => Wake::Tick,
+            command = self.inbox.recv() => Wake::Command(command),
         }
     }
 
@@ -256,8 +262,10 @@ impl Hub {
         self.look_at_the_crowd();
     }
 
+    /// Nobody watches, and nobody is expected to come back soon: one who asks for what there is not leaves nothing behind.
     fn has_lingered(&self) -> bool {
-        let lingered = self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
-        self.watchers.is_empty() && self.waiting.is_empty() && lingered
+        let lingered = || self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
+        let holds = self.shared.node.rules.hold(Rule::NowhereEndsAtOnce);
+        self.watchers.is_empty() && self.waiting.is_empty() && ((self.is_nowhere && holds) || lingered())
     }
 }

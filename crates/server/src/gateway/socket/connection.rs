@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::channel::{Channel, ChannelSink, Membership, Sending};
 use super::outbox::{Flush, Outbox};
-use super::pushes::{Lane, Pushes};
+use super::pushes::{Joining, Lane, Pushes};
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::input::from_json;
@@ -369,6 +369,9 @@ impl Connection {
             self.gateway.node().metrics.limit_hit(Queue::Topics);
             return Err(Refusal::new(Code::UnprocessableRequest, detail));
         }
+        // A topic that is joined again and again has no more of them than there may be topics.
+        let joining = Joining::begin(&self.under_way, limit)
+            .inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Topics))?;
         let conversation = match topic {
             Topic::Conversation(id) => Some(id.into()),
             Topic::Me => None,
@@ -381,7 +384,11 @@ impl Connection {
         self.channels.push(Joined::new(Arc::clone(&channel)));
         let reference: Option<Arc<str>> = frame.reference.as_deref().map(Into::into);
         let (gateway, principal) = (self.gateway.clone(), Arc::clone(&self.principal));
-        tokio::spawn(join_task(gateway, principal, channel, reference, payload));
+        let task = join_task(gateway, principal, channel, reference, payload);
+        tokio::spawn(async move {
+            task.await;
+            drop(joining);
+        });
         Ok(())
     }
 }

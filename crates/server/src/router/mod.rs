@@ -14,6 +14,7 @@ mod balance;
 mod claims;
 mod drain;
 mod keeping;
+mod seeking;
 mod setup;
 mod sighting;
 pub mod survey;

@@ -7,7 +7,9 @@ impl Hub {
     pub(super) fn seek(&mut self, pause: Duration) {
         let (shared, conversation) = (Arc::clone(&self.shared), self.conversation.clone());
         self.seeking = Some(Box::pin(async move {
-            shared.node.seams.sleep(pause).await;
+            if pause > Duration::ZERO {
+                shared.node.seams.sleep(pause).await;
+            }
             shared.router.follow(&conversation).await
         }));
     }

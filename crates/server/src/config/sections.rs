@@ -275,6 +275,10 @@ section! {
         per_second: u32 = 20, Range(1, 1_000_000);
         /// Messages that a sender who was quiet may send at once.
         burst: u32 = 100, Range(1, 1_000_000);
+        /// Joins of conversations and streams a second, per sender, in the long run.
+        joins_per_second: u32 = 20, Range(1, 1_000_000);
+        /// Joins of a sender who was quiet at once: all of its sockets may come back at the same time.
+        joins_burst: u32 = 500, Range(1, 1_000_000);
         /// Senders whose allowance is remembered; the least recent are forgotten.
         senders: usize = 100_000, Range(1, 10_000_000);
     }

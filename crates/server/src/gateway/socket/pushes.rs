@@ -100,9 +100,10 @@ struct Answer {
     _under_way: UnderWay,
 }
 
-/// The pushes of a socket that are under way.
+/// The pushes of a socket that are under way, and its joins.
 pub(super) struct Pushes {
     count: AtomicUsize,
+    joins: AtomicUsize,
     fewer: Notify,
     /// A page of history is large: one at a time.
     history: Semaphore,
@@ -110,7 +111,12 @@ pub(super) struct Pushes {
 
 impl Default for Pushes {
     fn default() -> Self {
-        Self { count: AtomicUsize::new(0), fewer: Notify::new(), history: Semaphore::new(1) }
+        Self {
+            count: AtomicUsize::new(0),
+            joins: AtomicUsize::new(0),
+            fewer: Notify::new(),
+            history: Semaphore::new(1),
+        }
     }
 }
 
@@ -120,6 +126,27 @@ impl Pushes {
         while self.count.load(Ordering::Acquire) > 0 {
             self.fewer.notified().await;
         }
+    }
+
+    /// Joins under way, also of topics that were left meanwhile.
+    pub(super) fn joins(&self) -> usize {
+        self.joins.load(Ordering::Relaxed)
+    }
+}
+
+/// A join that is under way for as long as this lives.
+pub(super) struct JoinUnderWay(Arc<Pushes>);
+
+impl JoinUnderWay {
+    pub(super) fn begin(pushes: &Arc<Pushes>) -> Self {
+        pushes.joins.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(pushes))
+    }
+}
+
+impl Drop for JoinUnderWay {
+    fn drop(&mut self) {
+        self.0.joins.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

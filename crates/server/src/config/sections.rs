@@ -255,6 +255,8 @@ section! {
         presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Reads a second for clients that catch up from the store, on this node; those that need the same share one. Above it they wait for their turn, at most 10 s, and are then told to resync.
         catch_up_reads_per_s: u32 = 200, Range(1, 100_000);
+        /// Bytes of what was read for them that this node keeps for 30 s, for those who need the same a moment later.
+        catch_up_kept_bytes: usize = 8 * MIB, Range(0, 1024 * 1024 * 1024);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
         /// Connected sessions of a conversation, over all nodes, from which on its frames gather before they are written.

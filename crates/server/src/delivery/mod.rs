@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use conch_core::time::Monotonic;
 
 pub use batch::Batch;
+pub(crate) use batch::Shown;
 pub(crate) use worker::Worker;
 
 use crate::node::Node;

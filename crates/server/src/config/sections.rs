@@ -141,7 +141,7 @@ section! {
         streams: usize = 16_384, Range(1, 1_000_000);
         /// Sessions in conversations at once, over all sockets and streams; over it a join is refused with a directive.
         sessions: usize = 65_536, Range(1, 10_000_000);
-        /// Topics that one socket may have joined.
+        /// Topics that one socket may have joined, with joins under way of topics that it left.
         topics_per_socket: usize = 100, Range(1, 10_000);
         /// Pushes of one socket that are being answered at once; over it the socket is read no further.
         pushes_per_socket: usize = 64, Range(1, 10_000);

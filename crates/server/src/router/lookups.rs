@@ -8,7 +8,9 @@
 //! Deliberately absent: a cache (that is the table's), and the look-ups of waiting senders, which are made alone so that
 //! nothing else can hold them up.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 
 use conch_core::ids::ConvRef;
 use conch_store::{RESOLVE_MANY_MAX, Resolved, StoreError};
@@ -55,8 +57,7 @@ async fn gather(node: Arc<Node>, mut inbox: mpsc::Receiver<Lookup>) {
     let statements = Arc::new(Semaphore::new(AT_ONCE));
     while let Some(first) = inbox.recv().await {
         let statement = Arc::clone(&statements).acquire_owned().await.expect("it is never closed");
-        // Those who are about to ask do so first.
-        tokio::task::yield_now().await;
+        others_first().await;
         let mut lookups = vec![first];
         while lookups.len() < RESOLVE_MANY_MAX
             && let Ok(next) = inbox.try_recv()
@@ -69,6 +70,19 @@ async fn gather(node: Arc<Node>, mut inbox: mpsc::Receiver<Lookup>) {
             drop(statement);
         });
     }
+}
+
+/// Lets those who are about to ask do so. Waits for nothing but the tasks that could go on now.
+async fn others_first() {
+    let mut has_let = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_let, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 async fn resolve(node: &Node, mut lookups: Vec<Lookup>) {

@@ -8,7 +8,7 @@
 //! Deliberately absent: the shedding itself, and a clock of its own.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use conch_core::presence::Telling;
@@ -146,9 +146,9 @@ impl Worker {
     }
 }
 
-/// Looks, for ever.
-pub(crate) async fn watch(node: Arc<Node>) {
-    loop {
+/// Looks for as long as there is a gateway.
+pub(crate) async fn watch<T>(node: Arc<Node>, gateway: Weak<T>) {
+    while gateway.strong_count() > 0 {
         node.seams.sleep(LOOK_EVERY).await;
         if !node.rules.hold(Rule::PressureSheds) {
             continue;
@@ -213,6 +213,16 @@ mod tests {
             pressure.permille() == Permille::ALL
         });
         assert_eq!(high.count(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_looks_ends_with_the_gateway() {
+        let node = crate::testing::node(&crate::config::Config::default(), crate::testing::empty_store());
+        let gateway = Arc::new(());
+        let mut looking = Box::pin(watch(node, Arc::downgrade(&gateway)));
+        assert!(tokio::time::timeout(LOOK * 10, &mut looking).await.is_err());
+        drop(gateway);
+        assert!(tokio::time::timeout(LOOK * 10, looking).await.is_ok());
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub enum Rule {
     CatchUpIsLimited,
     /// A catch-up whose turn does not come in time ends with `resync`.
     CatchUpGivesUp,
+    /// What nobody who catches up waits for any more is not read.
+    UnwantedIsNotRead,
     /// F5: a ring serves only positions above which it has everything.
     RingIsWhole,
     /// A position of another history is void.

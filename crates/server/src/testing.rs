@@ -8,8 +8,11 @@ use conch_core::conversation::{ConversationKind, Settings};
 use conch_core::ids::{ConvRef, ConversationId, Incarnation};
 use conch_core::record::{Draft, RecordKind};
 use conch_core::shed::{Permille, Rung};
+use conch_core::time::{Monotonic, Timestamp};
 use conch_store::memory::MemoryStore;
 use conch_store::{NewConversation, NodeRow, Registration, Store};
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 
 use crate::agents::Callbacks;
 use crate::auth::origin::OriginPolicy;
@@ -25,6 +28,7 @@ use crate::node::Node;
 use crate::people::People;
 use crate::router::{Parts, Router};
 use crate::runtime;
+use crate::seams::{Clock, Seams};
 use crate::turn::agents::Agents;
 
 /// A store without a conversation.
@@ -35,6 +39,29 @@ pub(crate) fn empty_store() -> Arc<dyn Store> {
 /// A node that has no lease.
 pub(crate) fn node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
     Arc::new(Node::new(config, store, runtime::seams()))
+}
+
+/// The runtime's time, which is paused: nobody waits for it.
+struct Paused(Instant);
+
+impl Clock for Paused {
+    fn now(&self) -> Monotonic {
+        Monotonic(u64::try_from(self.0.elapsed().as_nanos()).expect("a short test"))
+    }
+
+    fn wall(&self) -> Timestamp {
+        Timestamp(0)
+    }
+
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep_until(self.0 + Duration::from_nanos(at.0)))
+    }
+}
+
+/// A node that has no lease, on the runtime's time: for tests that pause it.
+pub(crate) fn paused_node(config: &Config, store: Arc<dyn Store>) -> Arc<Node> {
+    let seams = Seams { clock: Arc::new(Paused(Instant::now())), ..runtime::seams() };
+    Arc::new(Node::new(config, store, seams))
 }
 
 /// A new channel in a node's store.

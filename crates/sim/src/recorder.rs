@@ -16,7 +16,7 @@ use conch_store::memory::MemoryStore;
 use conch_store::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved, StoreError, Summary, SummaryPage,
 };
 
 use crate::coverage::Tally;
@@ -212,6 +212,11 @@ pass_on! {
             async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
                 *lock(&self.resolved) += 1;
                 self.inner.resolve(conversation).await
+            }
+
+            async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+                *lock(&self.resolved) += conversations.len() as u64;
+                self.inner.resolve_many(conversations).await
             }
 
             fn lifelines(&self) -> Option<Arc<dyn Lifelines>> {

@@ -17,8 +17,8 @@ use conch_core::time::Timestamp;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, HeldLifeline, Landed, LeaseStore, Lifeline, Lifelines, LifelinesSeen,
-    LogStore, Member, MembershipChange, NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Store,
-    StoreError, Summary, SummaryPage,
+    LogStore, Member, MembershipChange, NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved,
+    Store, StoreError, Summary, SummaryPage,
 };
 
 /// A boxed future, as the plan and the spawner use it.
@@ -43,6 +43,7 @@ pub enum Call {
     DeclareProcessDead,
     Expel,
     Resolve,
+    ResolveMany,
     Claim,
     Release,
     ReleaseWedged,
@@ -82,6 +83,7 @@ impl Call {
             Self::ObserveLifelines
                 | Self::Nodes
                 | Self::Resolve
+                | Self::ResolveMany
                 | Self::Log
                 | Self::Range
                 | Self::CountAfter
@@ -276,6 +278,11 @@ impl<S: Store> LeaseStore for FaultyStore<S> {
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
         let conversation = conversation.clone();
         self.call(Call::Resolve, |store| async move { store.resolve(&conversation).await }).await
+    }
+
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+        let conversations = conversations.to_vec();
+        self.call(Call::ResolveMany, |store| async move { store.resolve_many(&conversations).await }).await
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {

@@ -87,6 +87,12 @@ pub struct Resolution {
     pub owner: Option<OwnerSeen>,
 }
 
+/// Conversations that are resolved by one call at most: what one transaction of any backend takes.
+pub const RESOLVE_MANY_MAX: usize = 64;
+
+/// One answer among several. A conversation that cannot be resolved harms no other.
+pub type Resolved = Result<Option<Resolution>, StoreError>;
+
 /// A compare-and-set on a conversation's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimRequest {
@@ -202,6 +208,13 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// # Errors
     /// [`StoreError::Collision`] if the key belongs to another id.
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError>;
+
+    /// As [`LeaseStore::resolve`] for up to [`RESOLVE_MANY_MAX`] at once, as of one moment: one answer for each, in the order in
+    /// which they were asked. One round trip where the backend has any.
+    ///
+    /// # Errors
+    /// What befell all of them. That one key belongs to another id is that one's answer.
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError>;
 
     /// Takes ownership, if the head is as it was seen. The four cases: no owner, epoch + 1 (the generation's first for a
     /// new one); mine without a task, epoch + 1 and the gap, for something may be in flight; an unregistered owner's,

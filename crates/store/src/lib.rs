@@ -21,7 +21,7 @@ pub mod sqlite;
 pub use error::StoreError;
 pub use lease::{
     Armed, ClaimOutcome, ClaimRequest, Held, HeldLifeline, LeaseStore, Lifeline, Lifelines, LifelinesSeen, NodeRow,
-    OwnerSeen, Registration, Resolution,
+    OwnerSeen, RESOLVE_MANY_MAX, Registration, Resolution, Resolved,
 };
 pub use log::{
     AppendOutcome, Batch, Checkpoint, ConversationInfo, ConversationPatch, Created, CursorOutcome, Direction,

@@ -74,6 +74,7 @@ impl Config {
             catch_up_page: limits.catch_up_page,
             catch_up_reads: limits.catch_up_reads,
             catch_up_reads_per_s: self.fanout.catch_up_reads_per_s,
+            catch_up_kept_bytes: self.fanout.catch_up_kept_bytes,
             join_wait: Duration::from_millis(limits.join_wait_ms),
             linger: Duration::from_millis(limits.hub_linger_ms),
             silence: Duration::from_millis(limits.owner_silence_ms),

@@ -141,7 +141,7 @@ section! {
         streams: usize = 16_384, Range(1, 1_000_000);
         /// Sessions in conversations at once, over all sockets and streams; over it a join is refused with a directive.
         sessions: usize = 65_536, Range(1, 10_000_000);
-        /// Topics that one socket may have joined.
+        /// Topics that one socket may have joined, with joins under way of topics that it left.
         topics_per_socket: usize = 100, Range(1, 10_000);
         /// Pushes of one socket that are being answered at once; over it the socket is read no further.
         pushes_per_socket: usize = 64, Range(1, 10_000);
@@ -257,6 +257,8 @@ section! {
         presence_count_from: usize = 1_000, Range(1, 3_000);
         /// Reads a second for clients that catch up from the store, on this node; those that need the same share one. Above it they wait for their turn, at most 10 s, and are then told to resync.
         catch_up_reads_per_s: u32 = 200, Range(1, 100_000);
+        /// Bytes of what was read for them that this node keeps for 30 s, for those who need the same a moment later.
+        catch_up_kept_bytes: usize = 8 * MIB, Range(0, 1024 * 1024 * 1024);
         /// Milliseconds over which clients spread their reconnects.
         reconnect_jitter_ms: u64 = 30_000, Range(0, 10 * MINUTE_MS);
         /// Connected sessions of a conversation, over all nodes, from which on its frames gather before they are written.
@@ -277,6 +279,10 @@ section! {
         per_second: u32 = 20, Range(1, 1_000_000);
         /// Messages that a sender who was quiet may send at once.
         burst: u32 = 100, Range(1, 1_000_000);
+        /// Joins of conversations and streams a second, per sender, in the long run.
+        joins_per_second: u32 = 20, Range(1, 1_000_000);
+        /// Joins of a sender who was quiet at once: all of its sockets may come back at the same time.
+        joins_burst: u32 = 500, Range(1, 1_000_000);
         /// Senders whose allowance is remembered; the least recent are forgotten.
         senders: usize = 100_000, Range(1, 10_000_000);
     }

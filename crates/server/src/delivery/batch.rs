@@ -22,9 +22,15 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new(shown: Vec<Shown>) -> Self {
+    /// Of at least one.
+    pub(crate) fn new(shown: Vec<Shown>) -> Self {
         debug_assert!(!shown.is_empty(), "nothing is not shown");
         Self { shown, websocket: OnceLock::new(), event_stream: OnceLock::new() }
+    }
+
+    /// One by one.
+    pub(crate) fn shown(&self) -> &[Shown] {
+        &self.shown
     }
 
     /// Whether all of its records are above a position.

@@ -12,6 +12,8 @@
 //! - D3: the frames that wait for a worker are bounded, whatever becomes of the worker: over the bound live events are left out, and
 //!   if that is not enough the sessions of the shard are reported to be behind, and catch up.
 //! - D4: within a coalescing window each session is written to once, and no frame waits for longer than the window and a pass.
+//! - D5: whatever is done for all sessions of a room is done in pieces; between two of them everything else that waits for the worker
+//!   has its turn.
 //!
 //! Deliberately absent: threads of their own. Workers are tasks, which the runtime moves to a thread that is free.
 
@@ -28,6 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use conch_core::time::Monotonic;
 
 pub use batch::Batch;
+pub(crate) use batch::Shown;
 pub(crate) use worker::Worker;
 
 use crate::node::Node;

@@ -18,16 +18,26 @@ use crate::metrics::Queue;
 use crate::node::Node;
 use crate::rules::Rule;
 
+/// Whether all was done that there was to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Rest {
+    #[default]
+    None,
+    /// There were more sessions than were asked for.
+    More,
+}
+
 /// What a worker did for a shard.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Sessions that were written to.
     pub(super) sessions: usize,
+    pub(super) rest: Rest,
     /// When the next group is due; `None`: nothing waits.
     pub(super) next: Option<Monotonic>,
     /// The share of the room of what the hub may hand over that was taken.
     pub(super) queued: Permille,
-    /// By how much of the window a group was written too late.
+    /// By how much of the window a group was written too late, or of the shortest one what does not gather.
     pub(super) late: Permille,
 }
 
@@ -38,6 +48,9 @@ pub(super) struct Sessions {
     /// The place of a session says its group: its number modulo [`GROUPS`].
     slots: Vec<Slot>,
     places: BTreeMap<SessionId, usize>,
+    /// What was handed over and is yet to be taken: it waits for the sweep.
+    steps: VecDeque<Step>,
+    sweep: Option<Sweep>,
     /// What not everybody has been shown yet; the first one is number `first`.
     frames: VecDeque<Shown>,
     bytes: usize,
@@ -48,6 +61,26 @@ pub(super) struct Sessions {
     /// Of each group, the frames that all of it have been shown; empty without a window.
     covered: Vec<u64>,
     reports: Vec<Report>,
+}
+
+/// What is done for one session after another, from the last one on: so those that leave meanwhile, in whose places others move,
+/// make none be left out. Nothing else is done until it has ended.
+struct Sweep {
+    kind: Kind,
+    /// The next one's; `None`: it has ended.
+    place: Option<usize>,
+    last: Last,
+}
+
+enum Kind {
+    /// Everybody is shown what waits.
+    All,
+    /// The same; from then on frames gather for so long.
+    Window(Duration),
+    /// One group is shown what waits.
+    Group(usize),
+    /// Another history begins.
+    StartOver { resync: Arc<Frame>, seq: Seq, history: History },
 }
 
 struct Slot {
@@ -95,6 +128,8 @@ impl Sessions {
             limits,
             slots: Vec::new(),
             places: BTreeMap::new(),
+            steps: VecDeque::new(),
+            sweep: None,
             frames: VecDeque::new(),
             bytes: 0,
             first: 0,
@@ -113,16 +148,131 @@ impl Sessions {
         std::mem::take(&mut self.reports)
     }
 
-    pub(super) fn take(&mut self, step: Step, now: Monotonic) {
-        match step {
-            Step::Add(member) => self.add(member),
-            Step::Remove(id) => self.remove(vec![(id, Out::Left)]),
-            Step::Show(frame, seq) => self.show(Shown { frame, seq }, now),
-            Step::Refresh(id, snapshot) => self.refresh(id, snapshot.as_ref()),
-            Step::StartOver(resync, seq, history) => self.start_over(&resync, seq, history),
-            Step::Window(window) => self.set_window(window),
-            Step::LiveWasLeftOut => self.slots.iter_mut().for_each(|slot| slot.member.missed_live = true),
-            Step::Overrun => self.all_are_behind(),
+    /// Puts steps behind those that wait.
+    pub(super) fn hand_over(&mut self, steps: impl IntoIterator<Item = Step>) {
+        self.steps.extend(steps);
+    }
+
+    /// Whether everything that was handed over is taken.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.steps.is_empty() && self.sweep.is_none()
+    }
+
+    /// How long frames gather.
+    pub(super) fn window(&self) -> Duration {
+        self.window
+    }
+
+    /// Takes what was handed over, and looks at `budget` sessions at most.
+    pub(super) fn take(&mut self, now: Monotonic, budget: &mut usize, done: &mut Done) -> Rest {
+        loop {
+            if self.go_on(budget, done) == Rest::More {
+                return Rest::More;
+            }
+            let Some(step) = self.steps.pop_front() else { return Rest::None };
+            match step {
+                Step::Add(member) => self.add(member),
+                Step::Remove(id) => self.remove(vec![(id, Out::Left)]),
+                Step::Show(frame, seq) => self.show(Shown { frame, seq }, now),
+                Step::Refresh(id, snapshot) => self.refresh(id, snapshot.as_ref()),
+                Step::StartOver(resync, seq, history) => {
+                    // What waits is of the history before.
+                    self.drop_frames(self.end());
+                    self.begin(Kind::StartOver { resync, seq, history });
+                }
+                Step::Window(window) if window == self.window => {}
+                // What waits leaves with the old window.
+                Step::Window(window) => self.begin(Kind::Window(window)),
+                Step::LiveWasLeftOut => self.slots.iter_mut().for_each(|slot| slot.member.missed_live = true),
+                Step::Overrun => self.all_are_behind(),
+            }
+        }
+    }
+
+    /// Writes what is due, and looks at `budget` sessions at most.
+    pub(super) fn write(&mut self, now: Monotonic, budget: &mut usize, done: &mut Done) -> Rest {
+        loop {
+            if self.go_on(budget, done) == Rest::More {
+                return Rest::More;
+            }
+            if self.frames.is_empty() {
+                return Rest::None;
+            }
+            if self.window == Duration::ZERO {
+                self.begin(Kind::All);
+                continue;
+            }
+            let slices = Slices::of(self.window);
+            let slice = slices.at(now);
+            if slice <= self.slice {
+                done.next = Some(slices.begins(self.slice + 1));
+                return Rest::None;
+            }
+            done.late = done.late.max(slices.late(self.slice, slice));
+            if slice - self.slice >= GROUPS as u64 {
+                self.slice = slice;
+                self.begin(Kind::All);
+            } else {
+                self.slice += 1;
+                self.begin(Kind::Group(Slices::group(self.slice)));
+            }
+        }
+    }
+
+    fn begin(&mut self, kind: Kind) {
+        debug_assert!(self.sweep.is_none(), "one after the other");
+        let (first, step) = kind.places();
+        let last = self.slots.len().checked_sub(first + 1).map(|beyond| first + beyond / step * step);
+        self.sweep = Some(Sweep { kind, place: last, last: None });
+    }
+
+    /// Goes on with the sweep, if there is one, for `budget` sessions at most.
+    fn go_on(&mut self, budget: &mut usize, done: &mut Done) -> Rest {
+        let Some(mut sweep) = self.sweep.take() else { return Rest::None };
+        let (mut tally, mut behind) = (Tally::default(), Vec::new());
+        let (_, step) = sweep.kind.places();
+        while let Some(place) = sweep.place
+            && *budget > 0
+        {
+            *budget -= 1;
+            sweep.place = place.checked_sub(step);
+            let after = match &sweep.kind {
+                Kind::StartOver { resync, seq, history } => self.start_over(place, resync, *seq, *history),
+                Kind::All | Kind::Window(_) | Kind::Group(_) => self.write_slot(place, &mut sweep.last, &mut tally),
+            };
+            if after == After::IsBehind {
+                behind.push((self.slots[place].member.id, Out::Behind));
+            }
+        }
+        self.count(&tally);
+        done.sessions += tally.sessions;
+        self.remove(behind);
+        if sweep.place.is_some() {
+            self.sweep = Some(sweep);
+            return Rest::More;
+        }
+        self.end_of(&sweep.kind);
+        Rest::None
+    }
+
+    fn end_of(&mut self, kind: &Kind) {
+        let end = self.end();
+        match kind {
+            Kind::All => {
+                self.covered.fill(end);
+                self.drop_frames(end);
+            }
+            Kind::Window(window) => {
+                self.drop_frames(end);
+                self.window = *window;
+                let groups = if *window == Duration::ZERO { 0 } else { GROUPS };
+                self.covered = vec![end; groups];
+            }
+            Kind::Group(group) => {
+                self.covered[*group] = end;
+                self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
+            }
+            Kind::StartOver { .. } => {}
         }
     }
 
@@ -131,16 +281,6 @@ impl Sessions {
         let next = if self.node.rules.hold(Rule::ShownFromAdding) { self.end() } else { self.first };
         self.places.insert(member.id, self.slots.len());
         self.slots.push(Slot { member, next, wants_snapshot: false, is_reported: false });
-    }
-
-    fn set_window(&mut self, window: Duration) {
-        if window != self.window {
-            // What waits leaves with the old window.
-            self.write_all();
-            self.window = window;
-            let groups = if window == Duration::ZERO { 0 } else { GROUPS };
-            self.covered = vec![self.end(); groups];
-        }
     }
 
     /// Takes sessions out. The last one moves to the place of one that left, which may be of another group: it is shown what waits
@@ -201,21 +341,17 @@ impl Sessions {
         slot.member.missed_live = snapshot.is_some_and(|snapshot| slot.member.sink.push(snapshot) != Push::Accepted);
     }
 
-    /// Another history: what waits is of the one before.
-    fn start_over(&mut self, resync: &Arc<Frame>, seq: Seq, history: History) {
+    fn start_over(&mut self, place: usize, resync: &Arc<Frame>, seq: Seq, history: History) -> After {
         let end = self.end();
-        self.drop_frames(end);
-        let mut behind = Vec::new();
-        for slot in &mut self.slots {
-            slot.next = end;
-            match slot.member.sink.push(resync) {
-                Push::Accepted => (slot.member.position, slot.member.history) = (seq, history),
-                // The hub sees by the history that it has yet to be told.
-                Push::Behind => behind.push((slot.member.id, Out::Behind)),
-                Push::Closed => {}
-            }
+        let slot = &mut self.slots[place];
+        slot.next = end;
+        match slot.member.sink.push(resync) {
+            Push::Accepted => (slot.member.position, slot.member.history) = (seq, history),
+            // The hub sees by the history that it has yet to be told.
+            Push::Behind => return After::IsBehind,
+            Push::Closed => {}
         }
-        self.remove(behind);
+        After::Stays
     }
 
     fn show(&mut self, shown: Shown, now: Monotonic) {
@@ -229,55 +365,8 @@ impl Sessions {
         self.frames.push_back(shown);
         // A window that is full is over.
         if self.frames.len() >= self.limits.frames || self.bytes >= self.limits.bytes {
-            self.write_all();
+            self.begin(Kind::All);
         }
-    }
-
-    /// Writes what is due.
-    pub(super) fn write(&mut self, now: Monotonic) -> Done {
-        if self.frames.is_empty() {
-            return Done::default();
-        }
-        if self.window == Duration::ZERO {
-            return Done { sessions: self.write_all(), ..Done::default() };
-        }
-        let slices = Slices::of(self.window);
-        let slice = slices.at(now);
-        let mut sessions = 0;
-        if slice - self.slice >= GROUPS as u64 {
-            sessions = self.write_all();
-        } else {
-            for group in (self.slice + 1..=slice).map(Slices::group) {
-                sessions += self.write_group(group, GROUPS);
-                self.covered[group] = self.end();
-            }
-            self.drop_frames(self.covered.iter().copied().min().expect("one for each group"));
-        }
-        let late = slices.late(self.slice, slice);
-        self.slice = slice;
-        let next = (!self.frames.is_empty()).then(|| slices.begins(slice + 1));
-        Done { sessions, next, late, ..Done::default() }
-    }
-
-    fn write_all(&mut self) -> usize {
-        let written = self.write_group(0, 1);
-        let end = self.end();
-        self.covered.fill(end);
-        self.drop_frames(end);
-        written
-    }
-
-    /// Shows those at every so many places from the first one on what they have not been shown.
-    fn write_group(&mut self, first: usize, step: usize) -> usize {
-        let (mut last, mut tally, mut behind) = (None, Tally::default(), Vec::new());
-        for place in (first..self.slots.len()).step_by(step) {
-            if self.write_slot(place, &mut last, &mut tally) == After::IsBehind {
-                behind.push((self.slots[place].member.id, Out::Behind));
-            }
-        }
-        self.count(&tally);
-        self.remove(behind);
-        tally.sessions
     }
 
     fn write_slot(&mut self, place: usize, last: &mut Last, tally: &mut Tally) -> After {
@@ -311,6 +400,16 @@ impl Sessions {
         if self.frames.is_empty() {
             // Memory of a burst goes back.
             self.frames.shrink_to(0);
+        }
+    }
+}
+
+impl Kind {
+    /// The first place that it is for, and how far the others lie apart.
+    fn places(&self) -> (usize, usize) {
+        match self {
+            Self::Group(group) => (*group, GROUPS),
+            Self::All | Self::Window(_) | Self::StartOver { .. } => (0, 1),
         }
     }
 }

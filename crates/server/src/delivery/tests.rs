@@ -11,9 +11,9 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 
 use super::Batch;
-use super::sessions::Sessions;
+use super::sessions::{Done, Rest, Sessions};
 use super::shard::{History, Member, Report, Reports, Shard, ShardLimits, Step};
-use super::worker::Worker;
+use super::worker::{BREATH, Worker};
 use crate::config::Config;
 use crate::frame::{Address, Frame};
 use crate::hub::SessionId;
@@ -144,6 +144,8 @@ struct Expected {
 
 struct World {
     sessions: Sessions,
+    /// Sessions that are looked at in one go.
+    budget: usize,
     now_ms: u64,
     window_ms: u64,
     seq: u64,
@@ -154,7 +156,7 @@ struct World {
 impl World {
     fn new(without: &[Rule]) -> Self {
         let sessions = Sessions::new(node(without), LIMITS);
-        Self { sessions, now_ms: 1_000, window_ms: 0, seq: 0, history: History(0), members: BTreeMap::new() }
+        Self { sessions, budget: 3, now_ms: 1_000, window_ms: 0, seq: 0, history: History(0), members: BTreeMap::new() }
     }
 
     fn now(&self) -> Monotonic {
@@ -162,7 +164,15 @@ impl World {
     }
 
     fn take(&mut self, step: Step) {
-        self.sessions.take(step, self.now());
+        self.sessions.hand_over([step]);
+        while self.sessions.take(self.now(), &mut self.budget.clone(), &mut Done::default()) == Rest::More {}
+        assert!(self.sessions.is_at_rest());
+    }
+
+    fn write(&mut self, now: Monotonic) -> Done {
+        let mut done = Done::default();
+        while self.sessions.write(now, &mut self.budget.clone(), &mut done) == Rest::More {}
+        done
     }
 
     fn act(&mut self, act: Act) {
@@ -219,7 +229,7 @@ impl World {
     fn pass(&mut self, ms: u64) {
         let end = self.now_ms + ms;
         let mut now = self.now();
-        while let Some(next) = self.sessions.write(now).next
+        while let Some(next) = self.write(now).next
             && next.0 <= end * 1_000_000
         {
             assert!(next > now, "time goes on");
@@ -347,7 +357,10 @@ struct Alone {
 
 impl Alone {
     fn with(limits: ShardLimits) -> Self {
-        let node = node(&[]);
+        Self::on(node(&[]), limits)
+    }
+
+    fn on(node: Arc<Node>, limits: ShardLimits) -> Self {
         let (worker, told) = (Worker::start(&node, 0), Arc::new(Told::default()));
         let shard = Shard::new(&worker, &node, limits, Arc::clone(&told) as _);
         let sink = Seen::new();
@@ -367,7 +380,7 @@ async fn what_waits_for_a_worker_is_bounded() {
     for seq in 4..4 + 2 * LIMITS.frames as u64 {
         shard.tell(Step::Show(record(seq), Some(Seq(seq))));
     }
-    shard.work(Monotonic(1));
+    shard.work(Monotonic(1), BREATH);
     assert_eq!(testing::hits(&node, "shard"), 1);
     let behind = Report::Behind { id: SessionId(1), position: Seq(3), history: History(0) };
     assert_eq!(*told.0.lock().expect("no panic"), [behind]);
@@ -384,11 +397,122 @@ async fn live_events_are_left_out_before_records() {
     }
     shard.tell(Step::Show(record(5), Some(Seq(5))));
     shard.tell(Step::Show(live("live"), None));
-    let done = shard.work(Monotonic(1));
+    let done = shard.work(Monotonic(1), BREATH);
     assert_eq!(done.queued, conch_core::shed::Permille::ALL, "that it was full is not hidden");
     let records: Vec<_> = sink.shown().into_iter().filter(|name| name.starts_with('r')).collect();
     assert_eq!(records, ["r4", "r5"]);
     assert_eq!(*told.0.lock().expect("no panic"), [Report::MissedLive(SessionId(1))]);
+}
+
+/// A room of thousands is written piece by piece, whatever it is that everybody is shown, and what comes meanwhile waits for the rest.
+#[tokio::test]
+async fn a_large_room_is_written_to_piece_by_piece() {
+    const SESSIONS: u64 = 1_000;
+    let Alone { shard, sink, .. } = Alone::with(LIMITS);
+    let others: Vec<_> = (2..=SESSIONS).map(|id| (id, Seen::new())).collect();
+    for (id, sink) in &others {
+        shard.tell(Step::Add(member(*id, sink, Seq(3), History(0))));
+    }
+    let shown = || others.iter().map(|(_, sink)| sink).chain([&sink]).map(|sink| sink.shown().len()).sum::<usize>();
+    let many: Vec<Step> =
+        (0..LIMITS.frames as u64).map(|number| Step::Show(record(5 + number), Some(Seq(5 + number)))).collect();
+    let at_once: [(Vec<Step>, usize); 4] = [
+        (vec![Step::Show(record(4), Some(Seq(4)))], 1),
+        (many, LIMITS.frames),
+        (
+            vec![
+                Step::Window(Duration::from_millis(50)),
+                Step::Show(record(20), Some(Seq(20))),
+                Step::Window(Duration::ZERO),
+            ],
+            1,
+        ),
+        (vec![Step::StartOver(record(0), Seq(20), History(1))], 1),
+    ];
+    for (steps, each) in at_once {
+        steps.into_iter().for_each(|step| shard.tell(step));
+        let before = shown();
+        let (mut pieces, mut rest) = (0, Rest::More);
+        while rest == Rest::More {
+            let before = shown();
+            rest = shard.work(Monotonic(1), 100).rest;
+            assert!(shown() - before <= 100 * each, "a piece is so many sessions");
+            pieces += 1;
+        }
+        assert_eq!(shown() - before, each * 1_000, "everybody is shown all of it");
+        assert!(pieces >= 10, "{pieces}");
+    }
+    shard.tell(Step::Show(record(21), Some(Seq(21))));
+    assert_eq!(shard.work(Monotonic(1), 100).rest, Rest::More);
+    shard.tell(Step::Show(record(22), Some(Seq(22))));
+    while shard.work(Monotonic(1), 100).rest == Rest::More {}
+    for (id, sink) in &others {
+        assert!(sink.shown().ends_with(&["r0".to_owned(), "r21".to_owned(), "r22".to_owned()]), "{id}");
+    }
+}
+
+/// In a conversation whose frames do not gather it is the worker that is late.
+#[tokio::test(start_paused = true)]
+async fn what_waits_for_its_worker_is_late() {
+    let paused = testing::paused_node(&Config::default(), testing::empty_store());
+    let Alone { node, shard, .. } = Alone::on(paused, LIMITS);
+    let late_after = |ms: u64| {
+        shard.work(node.seams.now(), BREATH);
+        shard.tell(Step::Show(live("live"), None));
+        shard.work(node.seams.now() + Duration::from_millis(ms), BREATH).late.get()
+    };
+    assert_eq!([0, 1, 25, 60].map(late_after), [0, 20, 500, 1_000], "a share of the shortest window");
+    shard.tell(Step::Window(Duration::from_millis(100)));
+    shard.work(node.seams.now(), BREATH);
+    assert_eq!(late_after(60), 0, "where they gather, the window says it");
+}
+
+/// Sessions come and go, histories change, and the worker does not run.
+#[tokio::test]
+async fn what_comes_to_nothing_does_not_wait() {
+    let Alone { shard, sink, told, .. } = Alone::with(LIMITS);
+    let stays = Seen::new();
+    shard.tell(Step::Add(member(2, &stays, Seq(3), History(0))));
+    for round in 0..10_000 {
+        let id = 3 + round % 500;
+        shard.tell(Step::Add(member(id, &Seen::new(), Seq(3), History(0))));
+        shard.tell(Step::Refresh(SessionId(id), Some(live("snapshot"))));
+        shard.tell(Step::Remove(SessionId(id)));
+        shard.tell(Step::Window(Duration::from_millis(round % 2)));
+        if round % 100 == 0 {
+            shard.tell(Step::StartOver(record(0), Seq(3), History(1)));
+            shard.tell(Step::Show(record(4), Some(Seq(4))));
+        }
+        assert!(shard.waiting() < 3_000, "{} after {round}", shard.waiting());
+    }
+    shard.tell(Step::Window(Duration::ZERO));
+    shard.tell(Step::Remove(SessionId(1)));
+    while shard.work(Monotonic(1), BREATH).rest == Rest::More {}
+    assert!(stays.shown().ends_with(&["r0".to_owned(), "r4".to_owned()]), "{:?}", stays.shown());
+    assert!(stays.shown().iter().filter(|name| *name == "r0").count() <= 20, "a history that is over is not shown");
+    assert!(sink.shown().len() <= stays.shown().len() && told.0.lock().expect("no panic").is_empty());
+    shard.tell(Step::Show(record(5), Some(Seq(5))));
+    shard.work(Monotonic(1), BREATH);
+    assert!(stays.shown().ends_with(&["r4".to_owned(), "r5".to_owned()]));
+    assert!(!sink.shown().contains(&"r5".to_owned()), "it has left");
+}
+
+/// Nobody hands anything over any more.
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_was_taken_is_not_full_for_ever() {
+    let paused = testing::paused_node(&Config::default(), testing::empty_store());
+    let Alone { node, shard, .. } = Alone::on(paused, LIMITS);
+    for seq in 4..4 + LIMITS.frames as u64 {
+        shard.tell(Step::Show(record(seq), Some(Seq(seq))));
+    }
+    node.pressure.look(node.seams.now());
+    let mut told = Vec::new();
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        node.pressure.look(node.seams.now());
+        told.push(node.pressure.permille().get());
+    }
+    assert_eq!((told.iter().max(), told.last()), (Some(&1_000), Some(&0)), "{told:?}");
 }
 
 /// One record that is larger than all that may wait.
@@ -396,7 +520,7 @@ async fn live_events_are_left_out_before_records() {
 async fn a_large_record_has_room() {
     let Alone { shard, sink, told, .. } = Alone::with(ShardLimits { frames: 8, bytes: 64 });
     shard.tell(Step::Show(record(4), Some(Seq(4))));
-    shard.work(Monotonic(1));
+    shard.work(Monotonic(1), BREATH);
     assert_eq!(sink.shown(), ["r4"]);
     assert!(told.0.lock().expect("no panic").is_empty());
 }
@@ -409,7 +533,7 @@ fn a_short_window_is_not_late_by_a_wake_up() {
     world.act(Act::Add(1));
     world.act(Act::Record);
     world.now_ms += 2;
-    let done = world.sessions.write(world.now());
+    let done = world.write(world.now());
     assert!(done.late.get() <= 40, "{done:?}");
 }
 

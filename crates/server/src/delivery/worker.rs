@@ -16,8 +16,8 @@ use crate::ops;
 
 /// A worker with nothing to do says that it is there.
 const IDLE_TICK: Duration = Duration::from_millis(100);
-/// Sessions that are written to before answers get their turn.
-const BREATH: usize = 256;
+/// Sessions that are looked at before answers, and the other conversations, get their turn.
+pub(super) const BREATH: usize = 256;
 
 /// See the module's description.
 pub(crate) struct Worker {
@@ -102,8 +102,11 @@ impl Running {
     async fn run(self) {
         // Shards with a window in which something waits.
         let mut due: BTreeMap<(Monotonic, ShardId), Arc<Shard>> = BTreeMap::new();
+        let (mut ends, mut was_queued) = (false, Permille::NONE);
         loop {
-            let idle = self.worker.progress.get().map(|_| self.node.seams.now() + IDLE_TICK);
+            // What was said to wait has to be taken back, too.
+            let ticks = self.worker.progress.get().is_some() || was_queued > Permille::NONE;
+            let idle = ticks.then(|| self.node.seams.now() + IDLE_TICK);
             let first_due = due.first_key_value().map(|((at, _), _)| *at);
             let next = async {
                 match idle.into_iter().chain(first_due).min() {
@@ -137,14 +140,17 @@ impl Running {
             }
             writers.iter().for_each(|writer| writer.write());
             self.told_busy(&pass);
-            if has_ended {
+            was_queued = pass.queued;
+            ends |= has_ended;
+            // What has not finished has put itself there again.
+            if ends && self.worker.queue().shards.is_empty() {
                 return;
             }
         }
     }
 
     fn work(&self, shard: Arc<Shard>, due: &mut BTreeMap<(Monotonic, ShardId), Arc<Shard>>, pass: &mut Pass) {
-        let done = shard.work(self.node.seams.now());
+        let done = shard.work(self.node.seams.now(), BREATH);
         pass.written += done.sessions;
         pass.queued = pass.queued.max(done.queued);
         self.node.pressure.late(self.worker.number, done.late);
@@ -153,7 +159,8 @@ impl Running {
         }
     }
 
-    /// A large room takes a while: answers and whatever else this thread has to do do not wait for all of it.
+    /// Many rooms take a while, as one large room does, which comes again and again: answers and whatever else this thread has to do do
+    /// not wait for all of it.
     async fn breathe(&self, pass: &mut Pass, writers: &mut Vec<Arc<dyn Write>>) {
         if pass.written >= BREATH {
             writers.append(&mut self.worker.queue().writers);

@@ -164,6 +164,7 @@ struct Shared {
     limits: Limits,
     rate: Rate,
     rates: Mutex<SenderLimits>,
+    join_rates: Mutex<SenderLimits>,
     /// Pages of history read at once, so that they leave the store's readers to others, too.
     history_reads: Semaphore,
     reconnect_jitter_ms: u64,
@@ -291,6 +292,7 @@ impl Gateway {
             token_ttl_ms,
         } = parts;
         let rates = SenderLimits::new(rate.per_second, rate.burst, rate.senders);
+        let join_rates = SenderLimits::new(rate.joins_per_second, rate.joins_burst, rate.senders);
         let shared = Shared {
             node,
             router,
@@ -308,6 +310,7 @@ impl Gateway {
             limits,
             rate,
             rates: Mutex::new(rates),
+            join_rates: Mutex::new(join_rates),
             history_reads: Semaphore::new(HISTORY_READS),
             reconnect_jitter_ms,
             connections: Arc::default(),

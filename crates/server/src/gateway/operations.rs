@@ -1,7 +1,10 @@
 //! What clients ask for, whichever transport it came by: the shared half of HTTP calls and channel pushes.
 
+use std::sync::Mutex;
+
 use conch_core::body::Body;
 use conch_core::ids::{ClientMsgId, ConvRef, Seq};
+use conch_core::limit::SenderLimits;
 use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Outcome, Receipt};
@@ -63,16 +66,39 @@ impl Gateway {
         store.is_member(conversation, &principal.sub).await.map_err(IntoRefusal::into_refusal)
     }
 
-    /// Takes one from the sender's rate.
+    /// Takes one from the sender's rate of messages.
     ///
     /// # Errors
     /// `rate_limited` with the time until the next one.
     pub(crate) fn take_rate(&self, principal: &Principal) -> Result<(), Refusal> {
+        let rate = &self.shared.rate;
+        self.take_from(&self.shared.rates, principal, || {
+            format!("at most {} messages a second, {} at once", rate.per_second, rate.burst)
+        })
+    }
+
+    /// Takes one from the sender's rate of joins: each may cost a read of the store, whose rate all who catch up share.
+    ///
+    /// # Errors
+    /// As [`Gateway::take_rate`].
+    pub(crate) fn take_join_rate(&self, principal: &Principal) -> Result<(), Refusal> {
+        let rate = &self.shared.rate;
+        self.take_from(&self.shared.join_rates, principal, || {
+            format!("at most {} joins a second, {} at once", rate.joins_per_second, rate.joins_burst)
+        })
+    }
+
+    fn take_from(
+        &self,
+        rates: &Mutex<SenderLimits>,
+        principal: &Principal,
+        detail: impl FnOnce() -> String,
+    ) -> Result<(), Refusal> {
         if principal.rate_limit == RateLimit::Lifted {
             return Ok(());
         }
         let now = self.node().seams.now();
-        let mut rates = self.shared.rates.lock().expect("no holder of the rates panics");
+        let mut rates = rates.lock().expect("no holder of the rates panics");
         let evicted = rates.evicted();
         let taken = rates.take(now, &principal.sub, 1);
         if rates.evicted() > evicted {
@@ -81,9 +107,7 @@ impl Gateway {
         taken.map_err(|wait| {
             self.node().metrics.rate_limited.inc();
             let after_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).max(1);
-            let rate = &self.shared.rate;
-            let detail = format!("at most {} messages a second, {} at once", rate.per_second, rate.burst);
-            Refusal::retry(Code::RateLimited, detail, Retry { after_ms, budget_ms: 20_000 })
+            Refusal::retry(Code::RateLimited, detail(), Retry { after_ms, budget_ms: 20_000 })
         })
     }
 

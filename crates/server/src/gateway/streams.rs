@@ -54,7 +54,7 @@ pub(super) async fn conversation(
 ) -> Result<Response, HttpError> {
     let conversation = conversation_ref(&id)?;
     let (after, log) = position(&headers, query)?;
-    if let Err(refusal) = gateway.refuse_newcomers() {
+    if let Err(refusal) = gateway.refuse_newcomers().and_then(|()| gateway.take_join_rate(&principal)) {
         return Ok(refused(&gateway, &headers, refusal));
     }
     gateway.require(&principal, Permission::Read, &conversation).await?;

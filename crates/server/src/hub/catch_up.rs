@@ -5,18 +5,24 @@
 //! most, which it may share. Where reads have to wait for too long, the session is told `resync`: nothing is left out
 //! silently.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conch_core::ids::{ConvRef, Seq};
+use futures_util::future::Fuse;
 use tokio::sync::oneshot;
 
 use super::reads::{Page, Read};
 use super::sink::{Push, Sink};
 use super::{Attach, Command, HubHandle, SessionId, Shared};
 use crate::bounded;
-use crate::frame::Address;
+use crate::delivery::Batch;
+use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
+
+/// Completes when the session has left; held open by its watcher.
+pub(super) type Gone = Fuse<oneshot::Receiver<Infallible>>;
 
 /// What a catch-up works on.
 pub(super) struct CatchUpTask {
@@ -27,6 +33,7 @@ pub(super) struct CatchUpTask {
     pub(super) id: SessionId,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) position: Seq,
+    pub(super) gone: Gone,
 }
 
 /// How reading on ended.
@@ -38,9 +45,9 @@ enum Pushed {
 }
 
 impl CatchUpTask {
-    pub(super) async fn run(mut self) {
+    /// Goes on from what came of attaching the session.
+    pub(super) async fn run(mut self, mut next: Attach) {
         self.shared.node.metrics.catch_ups.inc();
-        let mut next = self.attach().await;
         loop {
             next = match next {
                 Attach::Live | Attach::Gone => return,
@@ -49,8 +56,8 @@ impl CatchUpTask {
                     self.sink.room().await;
                     self.attach().await
                 }
-                Attach::ReadOn(position) => {
-                    self.position = position;
+                Attach::ReadOn { from, address } => {
+                    (self.position, self.address) = (from, address);
                     match self.read_on().await {
                         Pushed::All => self.attach().await,
                         Pushed::TooLate => self.resync().await,
@@ -81,28 +88,41 @@ impl CatchUpTask {
 
     /// Takes the page after the position and pushes it whole.
     async fn read_on(&mut self) -> Pushed {
-        match self.shared.reads.page(&self.conversation, &self.address, self.position).await {
+        match self.shared.reads.page(&self.conversation, &self.address, self.position, &mut self.gone).await {
             Read::Page(page) => self.push(&page).await,
-            // After another history than the one that it was asked to show, the hub will say so.
+            // The hub will say which one it shows.
             Read::OtherLog | Read::Failed => self.pause().await,
-            Read::Nothing => Pushed::Closed,
+            Read::Nothing | Read::Unwanted => Pushed::Closed,
             Read::TooLate => Pushed::TooLate,
         }
     }
 
     async fn push(&mut self, page: &Page) -> Pushed {
-        for (seq, frame) in page.frames.iter() {
-            loop {
-                match self.sink.push(frame) {
-                    Push::Accepted => break,
-                    Push::Behind => self.sink.room().await,
-                    Push::Closed => return Pushed::Closed,
+        let as_one = page.records.as_ref().map_or(Push::Accepted, |records| self.sink.push_joined(records));
+        match as_one {
+            Push::Accepted => {}
+            Push::Closed => return Pushed::Closed,
+            // One by one, as there is room.
+            Push::Behind => {
+                for shown in page.records.iter().flat_map(Batch::shown) {
+                    if self.push_one(&shown.frame).await == Push::Closed {
+                        return Pushed::Closed;
+                    }
                 }
             }
-            self.position = *seq;
         }
         self.position = self.position.max(page.end);
         Pushed::All
+    }
+
+    /// Pushes once there is room.
+    async fn push_one(&self, frame: &Arc<Frame>) -> Push {
+        loop {
+            match self.sink.push(frame) {
+                Push::Behind => self.sink.room().await,
+                pushed => return pushed,
+            }
+        }
     }
 
     async fn pause(&self) -> Pushed {

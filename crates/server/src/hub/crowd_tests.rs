@@ -1,15 +1,13 @@
 //! What gathers before it is written, and for whom.
 
 use conch_core::conversation::{ConversationKind, Settings};
-use conch_core::time::{Monotonic, Timestamp};
 use conch_store::ConversationPatch;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::*;
 use crate::config::Config;
-use crate::seams::{Clock, Seams};
-use crate::{runtime, testing};
+use crate::testing;
 
 /// Tells when it was shown a message.
 #[derive(Default)]
@@ -23,7 +21,7 @@ impl sink::FrameSink for Timed {
         sink::Push::Accepted
     }
 
-    fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
+    fn room(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
 
@@ -32,23 +30,6 @@ impl sink::FrameSink for Timed {
 
 impl Sink for Timed {
     fn joined(&self, _joined: &sink::Joined) {}
-}
-
-/// The runtime's time, which is paused: nobody waits for it.
-struct Paused(Instant);
-
-impl Clock for Paused {
-    fn now(&self) -> Monotonic {
-        Monotonic(u64::try_from(self.0.elapsed().as_nanos()).expect("a short test"))
-    }
-
-    fn wall(&self) -> Timestamp {
-        Timestamp(0)
-    }
-
-    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep_until(self.0 + Duration::from_nanos(at.0)))
-    }
 }
 
 struct World {
@@ -67,8 +48,7 @@ impl World {
         // The heart beats in real time, beside which the paused one flies.
         let mut config = Config::default();
         config.lease.ttl_ms = 600_000;
-        let seams = Seams { clock: Arc::new(Paused(Instant::now())), ..runtime::seams() };
-        let node = Arc::new(Node::new(&config, testing::empty_store(), seams));
+        let node = testing::paused_node(&config, testing::empty_store());
         let lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
         let conversation = testing::create(&node, "c", kind).await;
         let settings = Settings { coalesce_ms: Some(200), coalesce_max_ms: Some(800), ..Settings::default() };

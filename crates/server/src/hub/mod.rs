@@ -14,7 +14,7 @@ mod reads;
 pub mod sink;
 mod task;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use crate::bounded;
 use crate::delivery::Workers;
 use crate::delivery::shard::{Report, Reports};
+use crate::frame::Address;
 use crate::metrics::{Queue, Shed};
 use crate::node::Node;
 use crate::owner::Present;
@@ -35,6 +36,9 @@ use crate::pressure;
 use crate::router::{READ_WITHIN, Router, Sighting};
 use reads::Reads;
 use sink::Sink;
+
+/// Sessions that left, and reports of workers, that a hub takes in one go: a worker that is overrun reports all that it has.
+const RETURNS_AT_ONCE: usize = 256;
 
 /// Bounds and times of a gateway's hubs; see docs/CONFIG.md.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +59,8 @@ pub struct HubLimits {
     pub catch_up_reads: usize,
     /// Store reads for catching up a second, on the whole gateway; above it they wait for their turn, and at most 10 s.
     pub catch_up_reads_per_s: u32,
+    /// Bytes of pages that were read for catching up and are kept for a moment, on the whole gateway.
+    pub catch_up_kept_bytes: usize,
     /// How long a join waits for the owner before it is refused with a directive.
     pub join_wait: Duration,
     /// How long a hub outlives its last session.
@@ -80,6 +86,7 @@ impl Default for HubLimits {
             catch_up_page: 200,
             catch_up_reads: 16,
             catch_up_reads_per_s: 200,
+            catch_up_kept_bytes: 8 * 1024 * 1024,
             join_wait: Duration::from_secs(6),
             linger: Duration::from_secs(5),
             silence: Duration::from_secs(3),
@@ -152,8 +159,8 @@ pub(crate) enum Command {
 pub(crate) enum Attach {
     /// It is live now.
     Live,
-    /// The ring does not reach back that far: read on from here.
-    ReadOn(Seq),
+    /// The ring does not reach back that far: read on from here, in the log that is shown now.
+    ReadOn { from: Seq, address: Address },
     /// The connection's queue is full again: wait for room, then go on from here.
     Wait(Seq),
     /// The session is gone.
@@ -170,18 +177,28 @@ pub(crate) struct Returns {
 
 #[derive(Debug, Default)]
 pub(crate) struct Came {
-    left: Vec<SessionId>,
-    reports: Vec<Report>,
+    left: VecDeque<SessionId>,
+    reports: VecDeque<Report>,
 }
 
 impl Returns {
     fn leave(&self, id: SessionId) {
-        self.came.lock().expect("no holder panics").left.push(id);
+        self.came.lock().expect("no holder panics").left.push_back(id);
         self.wake.notify_one();
     }
 
+    /// What came, [`RETURNS_AT_ONCE`] of each at most; the rest comes after whatever else the hub has to do.
     fn take(&self) -> Came {
-        std::mem::take(&mut *self.came.lock().expect("no holder panics"))
+        let mut came = self.came.lock().expect("no holder panics");
+        let Came { left, reports } = &mut *came;
+        let taken = Came {
+            left: left.drain(..left.len().min(RETURNS_AT_ONCE)).collect(),
+            reports: reports.drain(..reports.len().min(RETURNS_AT_ONCE)).collect(),
+        };
+        if !left.is_empty() || !reports.is_empty() {
+            self.wake.notify_one();
+        }
+        taken
     }
 }
 
@@ -269,9 +286,12 @@ impl Hubs {
     #[must_use]
     pub fn new(node: Arc<Node>, router: Router, limits: HubLimits) -> Self {
         let reads = Reads::new(Arc::clone(&node), &limits);
-        node.seams.spawn("pressure", pressure::watch(Arc::clone(&node)));
         let workers = Workers::start(&node, limits.workers);
-        Self { shared: Arc::new(Shared { node, router, limits, reads, workers, table: Mutex::default() }) }
+        let seams = node.seams.clone();
+        let watched = Arc::clone(&node);
+        let shared = Arc::new(Shared { node, router, limits, reads, workers, table: Mutex::default() });
+        seams.spawn("pressure", pressure::watch(watched, Arc::downgrade(&shared)));
+        Self { shared }
     }
 
     /// Those that write to the gateway's connections.
@@ -395,6 +415,8 @@ fn unavailable() -> Refusal {
     Refusal::retry(Code::ConversationUnavailable, "the conversation's hub is restarting", Retry::SOON)
 }
 
+#[cfg(test)]
+mod catch_up_tests;
 #[cfg(test)]
 mod crowd_tests;
 #[cfg(test)]

@@ -2,25 +2,28 @@
 //!
 //! When a gateway dies, its sessions come to the others with the same few positions, thousands at a time. So a page that is
 //! being read is waited for, and one that was read a moment ago is kept, encoded; reads are limited by a rate and in
-//! number, and whoever would wait longer than [`WAIT_AT_MOST`] is told so.
+//! number, and whoever would wait longer than [`WAIT_AT_MOST`] is told so. What nobody waits for any more is not read.
 //!
 //! Invariants: a page that is given out holds all records of its log from its range's beginning to its end; an old one is
 //! given out only if it brings its reader forward; what is kept and how long anybody waits is bounded. Deliberately absent:
 //! what a reader does with the answer ([`super::catch_up`]).
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use conch_core::ids::{ConvKey, ConvRef, LogId, Seq};
 use conch_core::limit::TokenBucket;
+use conch_core::record::Record;
 use conch_core::shed::Rung;
 use conch_core::time::Monotonic;
 use conch_store::{Direction, RangeQuery};
 use tokio::sync::{AcquireError, Mutex as TurnMutex, Semaphore, SemaphorePermit, watch};
 
 use super::HubLimits;
+use super::catch_up::Gone;
 use crate::bounded;
+use crate::delivery::{Batch, Shown};
 use crate::frame::{Address, Frame};
 use crate::metrics::Queue;
 use crate::node::Node;
@@ -30,21 +33,19 @@ use crate::rules::Rule;
 pub(super) const WAIT_AT_MOST: Duration = Duration::from_secs(10);
 /// How long a page is kept: as long as those who were told to spread their return may take.
 const KEPT_FOR: Duration = Duration::from_secs(30);
-/// Bytes of pages that are kept on one gateway.
-const KEPT_BYTES: usize = 8 * 1024 * 1024;
 /// What a read costs while catching up is slowed, in turns.
 const SLOWED_PRICE: u32 = 2;
 
 /// Records of one log, in order, without a gap.
-#[derive(Debug)]
 pub(super) struct Page {
-    pub(super) frames: Arc<[(Seq, Arc<Frame>)]>,
+    /// `None`: there are none.
+    pub(super) records: Option<Batch>,
     /// All records up to this one are in the page, or below it.
     pub(super) end: Seq,
 }
 
 /// What came of a read.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) enum Read {
     Page(Arc<Page>),
     /// The store holds another history by now.
@@ -55,14 +56,20 @@ pub(super) enum Read {
     Failed,
     /// Its turn did not come in time.
     TooLate,
+    /// Whoever asked is gone.
+    Unwanted,
 }
 
 /// Everything above a number.
 type Range = (ConvKey, Seq);
 
+/// Where a reader tells what came of its read. Whoever waits for it listens.
+type Telling = watch::Sender<Option<Read>>;
+
 struct Flight {
     log: LogId,
-    landed: watch::Receiver<Option<Read>>,
+    /// The reader's; nobody's once it went away.
+    telling: Weak<Telling>,
 }
 
 struct Kept {
@@ -85,13 +92,15 @@ enum Lookup {
     Kept(Arc<Page>),
     UnderWay(watch::Receiver<Option<Read>>),
     /// Nothing: the caller reads, and tells the others.
-    Ours(watch::Sender<Option<Read>>),
+    Ours(Arc<Telling>),
 }
 
 /// See the module.
 pub(super) struct Reads {
     node: Arc<Node>,
     page: usize,
+    /// Bytes of pages that are kept at most.
+    kept_bytes: usize,
     /// Whoever holds it is next; the others wait in their order.
     turns: TurnMutex<TokenBucket>,
     pub(super) under_way: Semaphore,
@@ -104,16 +113,19 @@ impl Reads {
         Self {
             node,
             page: limits.catch_up_page,
+            kept_bytes: limits.catch_up_kept_bytes,
             turns: TurnMutex::new(TokenBucket::new(rate, rate.max(SLOWED_PRICE))),
             under_way: Semaphore::new(limits.catch_up_reads),
             table: Mutex::default(),
         }
     }
 
-    /// The page above a position, read for all who ask meanwhile.
-    pub(super) async fn page(&self, conversation: &ConvRef, address: &Address, after: Seq) -> Read {
+    /// The page above a position, read for all who ask meanwhile. The reader who is `gone` waits no longer, and reads no more
+    /// unless somebody else waits for it.
+    pub(super) async fn page(&self, conversation: &ConvRef, address: &Address, after: Seq, gone: &mut Gone) -> Read {
+        let give_up = self.node.seams.now() + WAIT_AT_MOST;
         if !self.node.rules.hold(Rule::ReadsAreShared) {
-            return self.read(conversation, address, after).await;
+            return self.read(conversation, address, after, give_up).await;
         }
         let range = (conversation.key, after);
         loop {
@@ -121,19 +133,44 @@ impl Reads {
                 Lookup::Kept(page) => Some(Read::Page(page)),
                 // One whose reader went away has no outcome: look again.
                 Lookup::UnderWay(mut landed) => {
-                    landed.wait_for(Option::is_some).await.ok().and_then(|read| read.clone())
+                    // Both branches are cancel safe.
+                    tokio::select! {
+                        biased;
+                        read = landed.wait_for(Option::is_some) => read.ok().and_then(|read| read.clone()),
+                        _ = &mut *gone => return Read::Unwanted,
+                    }
                 }
                 Lookup::Ours(telling) => {
-                    let read = self.read(conversation, address, after).await;
+                    // A read that is dropped has changed nothing.
+                    let read = tokio::select! {
+                        biased;
+                        read = self.read(conversation, address, after, give_up) => read,
+                        () = self.nobody_waits(&telling, gone) => Read::Unwanted,
+                    };
                     self.land(range, &address.log, &telling, &read);
                     return read;
                 }
             };
-            if let Some(read) = shared {
-                self.node.metrics.catch_up_shared.inc();
-                return read;
+            match shared {
+                // Its reader had waited for longer than this one.
+                Some(Read::TooLate) if self.node.seams.now() < give_up => {}
+                Some(read) => {
+                    self.node.metrics.catch_up_shared.inc();
+                    return read;
+                }
+                None => {}
             }
         }
+    }
+
+    /// Completes when the reader is gone, and all who listen to it.
+    async fn nobody_waits(&self, telling: &Telling, gone: &mut Gone) {
+        if !self.node.rules.hold(Rule::UnwantedIsNotRead) {
+            return std::future::pending().await;
+        }
+        // An error is what it ends with.
+        let _ = gone.await;
+        telling.closed().await;
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -142,42 +179,44 @@ impl Reads {
 
     fn look_up(&self, range: Range, log: &LogId) -> Lookup {
         let mut table = self.table();
-        table.forget_old(self.node.seams.now(), KEPT_BYTES);
+        table.forget_old(self.node.seams.now(), self.kept_bytes);
         if let Some(kept) = table.kept.get(&range).filter(|kept| kept.log == *log) {
             return Lookup::Kept(Arc::clone(&kept.page));
         }
-        if let Some(flight) = table.flights.get(&range)
-            && flight.log == *log
-            && flight.landed.has_changed().is_ok()
+        if let Some(flight) = table.flights.get(&range).filter(|flight| flight.log == *log)
+            && let Some(telling) = flight.telling.upgrade()
         {
-            return Lookup::UnderWay(flight.landed.clone());
+            return Lookup::UnderWay(telling.subscribe());
         }
-        let (telling, landed) = watch::channel(None);
-        table.flights.insert(range, Flight { log: log.clone(), landed });
+        let telling = Arc::new(watch::Sender::new(None));
+        table.flights.insert(range, Flight { log: log.clone(), telling: Arc::downgrade(&telling) });
         Lookup::Ours(telling)
     }
 
-    fn land(&self, range: Range, log: &LogId, telling: &watch::Sender<Option<Read>>, read: &Read) {
+    fn land(&self, range: Range, log: &LogId, telling: &Arc<Telling>, read: &Read) {
         let mut table = self.table();
         // Whoever asked for another log meanwhile took the place.
-        if table.flights.get(&range).is_some_and(|flight| telling.subscribe().same_channel(&flight.landed)) {
+        if table.flights.get(&range).is_some_and(|flight| flight.telling.as_ptr() == Arc::as_ptr(telling)) {
             table.flights.remove(&range);
         }
         if let Read::Page(page) = read
             && page.end > range.1
         {
-            table.keep(self.node.seams.now(), range, log, page);
+            table.keep(self.node.seams.now(), range, Kept::of(log, page), self.kept_bytes);
         }
         drop(table);
-        telling.send_replace(Some(read.clone()));
+        // Whoever began to listen in this moment reads itself.
+        if !matches!(read, Read::Unwanted) {
+            telling.send_replace(Some(read.clone()));
+        }
     }
 
-    async fn read(&self, conversation: &ConvRef, address: &Address, after: Seq) -> Read {
+    async fn read(&self, conversation: &ConvRef, address: &Address, after: Seq, give_up: Monotonic) -> Read {
         // Both branches are cancel safe: a turn that was not taken is the next one's.
         let turn = tokio::select! {
             biased;
             turn = self.turn() => turn,
-            () = self.too_late() => return Read::TooLate,
+            () = self.too_late(give_up) => return Read::TooLate,
         };
         self.node.metrics.catch_up_reads.inc();
         let query = RangeQuery {
@@ -194,8 +233,10 @@ impl Reads {
                 // What lies between the last record and the head are holes.
                 let end = if page.more { last } else { last.max(page.head_seq) };
                 let frame = |record: &_| Arc::new(Frame::record(address, record));
-                let frames = page.records.iter().map(|record| (record.seq, frame(record))).collect();
-                Read::Page(Arc::new(Page { frames, end }))
+                let shown = |record: &Record| Shown { frame: frame(record), seq: Some(record.seq) };
+                let shown: Vec<Shown> = page.records.iter().map(shown).collect();
+                let records = (!shown.is_empty()).then(|| Batch::new(shown));
+                Read::Page(Arc::new(Page { records, end }))
             }
             Ok(Some(_)) => Read::OtherLog,
             Ok(None) => Read::Nothing,
@@ -206,11 +247,11 @@ impl Reads {
         }
     }
 
-    async fn too_late(&self) {
+    async fn too_late(&self, give_up: Monotonic) {
         if !self.node.rules.hold(Rule::CatchUpGivesUp) {
             return std::future::pending().await;
         }
-        self.node.seams.sleep(WAIT_AT_MOST).await;
+        self.node.seams.clock.sleep_until(give_up).await;
     }
 
     /// Waits for a turn by the rate, and for a place among the reads under way.
@@ -244,15 +285,23 @@ impl Reads {
     }
 }
 
+impl Kept {
+    fn of(log: &LogId, page: &Arc<Page>) -> Self {
+        let frames = page.records.iter().flat_map(Batch::shown).map(|shown| shown.frame.bytes()).sum::<usize>();
+        // One by one, and joined.
+        let bytes = 2 * frames + size_of::<Self>();
+        Self { log: log.clone(), page: Arc::clone(page), bytes }
+    }
+}
+
 impl Table {
-    fn keep(&mut self, now: Monotonic, range: Range, log: &LogId, page: &Arc<Page>) {
-        let bytes = page.frames.iter().map(|(_, frame)| frame.bytes()).sum::<usize>() + size_of::<Kept>();
-        if bytes > KEPT_BYTES {
+    /// Keeps a page, if it fits into so many bytes by itself.
+    fn keep(&mut self, now: Monotonic, range: Range, kept: Kept, limit_bytes: usize) {
+        if kept.bytes > limit_bytes {
             return;
         }
-        self.forget_old(now, KEPT_BYTES - bytes);
-        let kept = Kept { log: log.clone(), page: Arc::clone(page), bytes };
-        self.kept_bytes += bytes;
+        self.forget_old(now, limit_bytes - kept.bytes);
+        self.kept_bytes += kept.bytes;
         if let Some(before) = self.kept.insert(range, kept) {
             self.kept_bytes -= before.bytes;
             self.order.retain(|(_, known)| *known != range);

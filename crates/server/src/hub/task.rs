@@ -1,10 +1,11 @@
 //! The hub's task.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq, Subject};
+use conch_core::ids::{ConvRef, Epoch, Incarnation, LogId, Seq, Subject};
 use conch_core::presence::{Announcement, Mode, Presence};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::ring::Ring;
@@ -24,9 +25,11 @@ use crate::metrics::Queue;
 use crate::owner::{Follow, FollowFrame, FollowerReport, Present, Reports};
 use crate::rules::Rule;
 use gathering::{Crowd, Gathering};
+use judging::{Heard, Judged, Judging};
 
 mod following;
 mod gathering;
+mod judging;
 mod members;
 mod presence;
 mod reach;
@@ -34,6 +37,7 @@ mod sessions;
 mod showing;
 
 use reach::Reach;
+use showing::Tail;
 
 /// Time between two looks at silence, lingering and waiting joins.
 const TICK: Duration = Duration::from_millis(500);
@@ -71,6 +75,8 @@ struct Watcher {
     sub: Subject,
     right: Right,
     stage: Stage,
+    /// Held for the task that catches it up, which ends with it.
+    stay: Option<oneshot::Sender<Infallible>>,
     /// The history changed, and it has not been told yet: nothing else comes before that.
     resync_due: bool,
 }
@@ -81,6 +87,7 @@ struct Waiting {
     right: Right,
     answer: oneshot::Sender<Result<(), Refusal>>,
     deadline: Monotonic,
+    heard: Heard,
 }
 
 /// What is known of the followed log.
@@ -114,12 +121,16 @@ struct Hub {
     live: LiveView,
     /// What `live` shows, once somebody has asked: the same for all who do before it changes.
     snapshot: Option<Arc<Frame>>,
+    /// Kept for others who need the same, until the next tick.
+    tail: Option<Tail>,
     watchers: BTreeMap<SessionId, Watcher>,
     /// The live ones, by delivery worker; none where there is none yet.
     shards: Vec<Option<Arc<Shard>>>,
     history: History,
     gathering: Gathering,
+    /// Joins that wait for the owner, or for the store.
     waiting: Vec<Waiting>,
+    judging: Judging,
     presence: Presence,
     presence_due: Option<BoxFuture<'static, ()>>,
     members_due: BoxFuture<'static, ()>,
@@ -136,6 +147,7 @@ enum Wake {
     Command(Option<Command>),
     Followed(Result<Follow, Refusal>),
     Looked(Option<Crowd>),
+    Judged(Judged),
     Returned,
     PresenceDue,
     MembersDue,
@@ -164,11 +176,13 @@ impl Hub {
             ring: Ring::new(limits.ring_records, limits.ring_bytes),
             live: LiveView::default(),
             snapshot: None,
+            tail: None,
             watchers: BTreeMap::new(),
             shards: vec![None; shared.workers.all().len()],
             history: History::default(),
             gathering: Gathering::default(),
             waiting: Vec::new(),
+            judging: Judging::default(),
             presence: Presence::new(this_hub, limits.presence_threshold),
             presence_due: None,
             members_due: members::pause(&shared.node),
@@ -190,11 +204,12 @@ impl Hub {
             match self.wake().await {
                 Wake::Frame(Some(frame)) => self.frame(frame).await,
                 Wake::Frame(None) => self.lost(),
-                Wake::Command(Some(command)) => self.command(command).await,
+                Wake::Command(Some(command)) => self.command(command),
                 Wake::Command(None) => return,
                 Wake::Followed(Ok(follow)) => self.followed(follow).await,
                 Wake::Followed(Err(refusal)) => self.not_followed(&refusal),
                 Wake::Looked(crowd) => self.looked(crowd),
+                Wake::Judged(judged) => self.judged(judged).await,
                 Wake::Returned => self.returned(),
                 Wake::PresenceDue => self.show_presence(),
                 Wake::MembersDue => self.look_at_members(),
@@ -224,6 +239,7 @@ impl Hub {
             }
         };
         let looked = self.gathering.looked();
+        let judged = self.judging.judged();
         let presence_due = async {
             match &mut self.presence_due {
                 Some(due) => due.await,
@@ -234,17 +250,20 @@ impl Hub {
             biased;
             frame = frame => Wake::Frame(frame),
             result = followed => Wake::Followed(result),
-            () = self.handle.returns.wake.notified() => Wake::Returned,
-            crowd = looked => Wake::Looked(crowd),
+            // These come seldom, or for each session once. Commands come as fast as clients want, and would keep them waiting.
+            () = &mut self.tick => Wake::Tick,
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,
-            () = &mut self.tick => Wake::Tick,
+            crowd = looked => Wake::Looked(crowd),
+            judged = judged => Wake::Judged(judged),
+            () = self.handle.returns.wake.notified() => Wake::Returned,
             command = self.inbox.recv() => Wake::Command(command),
         }
     }
 
     fn tick(&mut self) {
         self.tick = self.shared.node.seams.sleep(TICK);
+        self.tail = None;
         let now = self.shared.node.seams.now();
         let is_silent = self.follow.is_some() && now.since(self.heard) >= self.shared.limits.silence;
         if is_silent && self.shared.node.rules.hold(Rule::SilenceLooksAgain) {

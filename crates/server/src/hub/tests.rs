@@ -3,31 +3,10 @@
 use super::*;
 use crate::config::Config;
 use crate::rules::{Rule, Rules};
-use crate::testing::{self, hit, hits};
+use crate::testing::{self, hits};
 
 fn conversation(id: &str) -> ConvRef {
     id.parse::<conch_core::ids::ConversationId>().expect("valid").into()
-}
-
-/// Takes everything, and tells how many events of each name.
-#[derive(Default)]
-struct Counting(Mutex<BTreeMap<String, usize>>);
-
-impl sink::FrameSink for Counting {
-    fn push(&self, frame: &Arc<crate::frame::Frame>) -> sink::Push {
-        *self.0.lock().expect("no panic").entry(frame.event().to_owned()).or_default() += 1;
-        sink::Push::Accepted
-    }
-
-    fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn end(&self, _reason: &Refusal) {}
-}
-
-impl Sink for Counting {
-    fn joined(&self, _joined: &sink::Joined) {}
 }
 
 #[tokio::test]
@@ -63,39 +42,6 @@ async fn commands_over_a_hubs_limit_are_counted() {
     assert_eq!(hits(&node, "hub_commands"), 0);
     session.typing("alice".parse().expect("valid"), None);
     assert_eq!(hits(&node, "hub_commands"), 1);
-}
-
-#[tokio::test]
-async fn reads_over_their_limit_wait_and_are_counted() {
-    let mut config = Config::default();
-    config.limits.catch_up_reads = 1;
-    let node = testing::node(&config, testing::empty_store());
-    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
-    let conversation = testing::channel(&node, "c").await;
-    let router = testing::router(&node);
-    router.append(&conversation, vec![testing::message("k")]).await.expect("written");
-    let hubs = Hubs::new(Arc::clone(&node), router, config.hub_limits());
-    let held = hubs.shared.reads.under_way.acquire().await.expect("it is open");
-    let sink = Arc::new(Counting::default());
-    let join = Join {
-        sink: Arc::clone(&sink) as Arc<dyn Sink>,
-        sub: "alice".parse().expect("valid"),
-        name: None,
-        after: Some(Seq(0)),
-        log: None,
-    };
-    let _session = hubs.join(&conversation, join).await.expect("joined");
-    hit(&node, "reads").await;
-    let seen = |event: &str| sink.0.lock().expect("no panic").get(event).copied().unwrap_or_default();
-    assert_eq!(seen("message"), 0, "it waits");
-    drop(held);
-    for _ in 0..10_000 {
-        if seen("caught_up") > 0 {
-            break;
-        }
-        tokio::task::yield_now().await;
-    }
-    assert_eq!((seen("message"), hits(&node, "reads")), (1, 1));
 }
 
 /// Tells when it was ended.
@@ -151,7 +97,7 @@ async fn who_is_no_member_any_more_is_cut_off_in_time() {
 }
 
 fn joins(sub: &str) -> Join {
-    let sink = Arc::new(Counting::default());
+    let sink = Arc::new(Ending::default());
     Join { sink, sub: sub.parse().expect("valid"), name: None, after: None, log: None }
 }
 

@@ -41,6 +41,8 @@ label! {
         HandOvers = "hand_overs",
         /// Conversations whose reign ended in doubt.
         Looks = "looks",
+        /// Look-ups of owners that nobody waits for.
+        Lookups = "lookups",
         /// Frames that wait for one follower of an owner.
         Followers = "followers",
         /// Commands that wait for one hub.

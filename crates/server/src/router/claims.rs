@@ -4,6 +4,7 @@
 use conch_core::conversation::ConversationKind;
 use conch_core::placement::{self, Candidate, Intake, Placement, Wish};
 use conch_store::{ClaimOutcome, ConversationInfo, NodeRow, Resolution};
+use tokio::sync::SemaphorePermit;
 
 use super::*;
 use crate::events::{Event, WhyClaimed};
@@ -68,12 +69,16 @@ impl Router {
         {
             return Err(self.not_yet(wait));
         }
-        let _permit = bounded::acquire(&self.shared.claims, &node.metrics, metrics::Queue::Claims)
-            .await
-            .map_err(|_| draining())?;
         let store = &node.store;
-        let resolution = store.resolve(conversation).await.map_err(|error| store_refusal(&error))?;
-        let Some(resolution) = resolution else {
+        let (resolved, permit) = match seeking.urgency {
+            Urgency::Waiting => {
+                let permit = self.permit().await?;
+                (store.resolve(conversation).await, Some(permit))
+            }
+            // One of many, as a rule: who comes back resumes all that it held.
+            Urgency::Background => (self.shared.lookups.resolve(&node.metrics, conversation).await, None),
+        };
+        let Some(resolution) = resolved.map_err(|error| store_refusal(&error))? else {
             return Err(Refusal::new(Code::NotFound, format!("there is no conversation {}", conversation.id)));
         };
         if let Some(row) = owner_elsewhere(&resolution, node.me) {
@@ -83,6 +88,10 @@ impl Router {
             }
             return reachable(row).map(Settled::Theirs);
         }
+        let _permit = match permit {
+            Some(permit) => permit,
+            None => self.permit().await?,
+        };
         let reading = self.table().next_reading();
         let info = store.conversation(conversation).await.map_err(|error| store_refusal(&error))?.ok_or_else(moved)?;
         let mine = resolution.owner.as_ref().is_some_and(|owner| owner.incarnation == node.me);
@@ -100,6 +109,12 @@ impl Router {
             self.look_again(conversation);
         }
         claimed.map(Settled::Ours)
+    }
+
+    /// A place among the claims under way.
+    async fn permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+        let permit = bounded::acquire(&self.shared.claims, &self.shared.node.metrics, metrics::Queue::Claims).await;
+        permit.map_err(|_| draining())
     }
 
     /// The refusal of a claim that nobody waits for, and that is one too many of them.

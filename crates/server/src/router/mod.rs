@@ -14,6 +14,7 @@ mod balance;
 mod claims;
 mod drain;
 mod keeping;
+mod lookups;
 mod seeking;
 mod setup;
 mod sighting;
@@ -36,6 +37,7 @@ use conch_store::{Armed, ClaimRequest, Held};
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 
+use self::lookups::Lookups;
 use self::table::{Entry, Lookup, Sleeper, Stage, Table};
 use crate::bounded;
 use crate::cluster::claims::{ClaimRate, Urgency};
@@ -77,6 +79,7 @@ struct Shared {
     committer: Committer,
     table: Mutex<Table>,
     claims: Semaphore,
+    lookups: Lookups,
     /// Owners that change hands at once when their patience is over.
     hand_overs: Arc<Semaphore>,
     /// Conversations whose reign ended in doubt that are resolved at once.
@@ -120,6 +123,7 @@ impl Router {
     pub fn start(node: Arc<Node>, parts: Parts) -> Self {
         let committer = commit::start(&node);
         let claims = Semaphore::new(node.limits.claims);
+        let lookups = Lookups::start(&node);
         let few = if node.rules.hold(Rule::FewHandOverAtOnce) { drain::AT_ONCE } else { Semaphore::MAX_PERMITS };
         let hand_overs = Arc::new(Semaphore::new(few));
         let looks = Semaphore::new(keeping::LOOKS_AT_ONCE);
@@ -132,6 +136,7 @@ impl Router {
             committer,
             table,
             claims,
+            lookups,
             hand_overs,
             looks,
             claim_rate,

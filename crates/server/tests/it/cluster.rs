@@ -270,3 +270,32 @@ async fn without_links_it_is_said_at_once_why_a_write_is_not_passed_on() {
     let detail = refused.problem(503, "conversation_unavailable");
     assert!(detail.contains("node node-0 owns") && detail.contains("--link-listen"), "{detail}");
 }
+
+/// Each join that waits for an owner takes room of the whole node, also when its topic was joined anew meanwhile.
+#[tokio::test]
+async fn who_joins_one_topic_over_and_over_while_its_owner_is_away_takes_the_room_of_so_many_topics() {
+    let without_links = |config: &mut conch_server::config::Config| {
+        config.link_listen = None;
+        config.limits.topics_per_socket = 3;
+    };
+    let cluster = Cluster::start_with(2, without_links).await;
+    let [one, two] = &cluster.nodes[..] else { panic!("two nodes") };
+    one.client("alice").channel("c").await;
+    one.client("alice").send("c", "k", "hi").await.ok(201);
+    two.client("alice").channel("here").await;
+    let mut socket = Socket::connect(two, &two.client("alice")).await;
+    for reference in ["1", "2", "3"] {
+        socket.send(Some(reference), reference, TOPIC, "phx_join", json!({})).await;
+    }
+    for topic in [TOPIC, "conversation:here"] {
+        let refused = socket.join(topic, json!({})).await;
+        assert!(refused.refused("overloaded")["retry"].is_object(), "{refused:?}");
+    }
+    assert!(two.metric(r#"conch_limit_hits_total{queue="topics"}"#).await > 1.5);
+    // They wait for the owner no longer than others do, and then there is room again.
+    until("the joins to end", async || {
+        let reply = socket.join("conversation:here", json!({})).await;
+        (reply.payload["status"] == "ok").then_some(())
+    })
+    .await;
+}

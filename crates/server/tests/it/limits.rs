@@ -3,7 +3,7 @@
 use conch_server::auth::grants::Permission::{Read, Send};
 use serde_json::json;
 
-use crate::harness::{Node, Raw, Socket};
+use crate::harness::{Node, Raw, Socket, until};
 
 const ALL: &[(&str, &[conch_server::auth::grants::Permission])] = &[("*", &[Read, Send])];
 
@@ -60,4 +60,32 @@ async fn senders_over_the_limit_are_forgotten_and_counted() {
     assert!(node.metric(HITS).await < 0.5, "one is remembered");
     bob.sent("c", "b1", "hi").await;
     node.metric_becomes(HITS, 1.0).await;
+}
+
+#[tokio::test]
+async fn joins_over_a_senders_rate_are_told_when_to_come_again() {
+    let node = Node::start_with(|config| (config.rate.joins_per_second, config.rate.joins_burst) = (1, 3)).await;
+    node.client("alice").channel("c").await;
+    let (bob, carol) = (node.client_with("bob", ALL), node.client_with("carol", ALL));
+    let mut socket = Socket::connect(&node, &bob).await;
+    let mut refused = None;
+    for _ in 0..100 {
+        let reply = socket.join("conversation:c", json!({})).await;
+        if reply.payload["status"] == "error" {
+            refused = Some(reply);
+            break;
+        }
+    }
+    let refused = refused.expect("the rate has an end");
+    assert!(refused.refused("rate_limited")["retry"]["after_ms"].as_u64().is_some_and(|ms| ms <= 1_000), "{refused:?}");
+    assert!(refused.payload.to_string().contains("1 joins a second"), "{refused:?}");
+    bob.get("/v1/conversations/c/stream").await.problem(429, "rate_limited");
+    // What else it asks for has a rate of its own, and so has everybody else.
+    bob.sent("c", "k", "hi").await;
+    Socket::joined(&node, &carol, "c").await;
+    until("the rate to allow it", async || {
+        let reply = socket.join("conversation:c", json!({})).await;
+        (reply.payload["status"] == "ok").then_some(())
+    })
+    .await;
 }

@@ -170,7 +170,7 @@ macro_rules! with_conformance_cases {
             an_expired_row_is_renewed, a_gone_row_is_never_renewed, leaving_removes_the_row_once, draining_is_kept,
             death_needs_the_expiry, death_needs_the_beat, a_clock_set_back_ends_the_lease,
             // Ownership.
-            an_unknown_conversation_resolves_to_nothing, the_first_claim_starts_at_the_beginning,
+            an_unknown_conversation_resolves_to_nothing, several_resolve_as_each_does, the_first_claim_starts_at_the_beginning,
             an_owner_is_shown_with_its_node, a_released_conversation_is_taken_without_a_hole,
             a_claim_of_ones_own_skips_the_gap, a_claim_after_a_death_skips_what_was_reserved_and_the_gap,
             a_claim_on_an_old_view_loses, of_two_claims_on_one_view_one_wins, only_the_registered_claim,

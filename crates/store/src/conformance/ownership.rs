@@ -4,7 +4,7 @@ use conch_core::ids::{ConvRef, ConversationId, Epoch, Incarnation, Seq};
 
 use super::world::{GAP, MARGIN_MS, Reign, TTL, TTL_MS, World, claim, id, message, new_channel, registration};
 use super::{Epochs, Verdict, Violation, check, check_eq};
-use crate::{AppendOutcome, ClaimOutcome, ClaimRequest, Resolution, StoreError};
+use crate::{AppendOutcome, ClaimOutcome, ClaimRequest, RESOLVE_MANY_MAX, Resolution, Resolved, StoreError};
 
 /// What each generation skips (docs/ARCHITECTURE.md, "Ownership").
 const SKIP_PER_GENERATION: u64 = 1_000_000;
@@ -30,6 +30,46 @@ impl World<'_> {
 pub(super) async fn an_unknown_conversation_resolves_to_nothing(world: &World<'_>) -> Verdict {
     let nowhere = ConvRef::from(id::<ConversationId>("nowhere"));
     check_eq!(world.store.resolve(&nowhere).await?, None, "there is no such conversation");
+    Ok(())
+}
+
+/// What does not change by itself from one look to the next.
+fn still(resolved: Resolved) -> Resolved {
+    resolved.map(|resolution| {
+        resolution.map(|mut resolution| {
+            if let Some(row) = resolution.owner.as_mut().and_then(|owner| owner.node.as_mut()) {
+                row.expires_in_ms = 0;
+            }
+            resolution
+        })
+    })
+}
+
+pub(super) async fn several_resolve_as_each_does(world: &World<'_>) -> Verdict {
+    check_eq!(world.store.resolve_many(&[]).await?, Vec::new(), "nobody asked, nothing is answered");
+    let (a, b) = (world.node(1).await?, world.node(2).await?);
+    let owned = world.reign("owned", a).await?.conversation;
+    let also_owned = world.reign("also-owned", a).await?.conversation;
+    let orphaned = world.reign("orphaned", b).await?.conversation;
+    let released = world.reign("released", a).await?;
+    check!(world.store.release(&released.held(), released.next()).await?, "the owner releases");
+    world.store.expel(b).await?;
+    let never_owned = world.channel("never-owned").await?;
+    let nowhere = ConvRef::from(id::<ConversationId>("nowhere"));
+    let collides = ConvRef { id: id("other"), key: owned.key };
+    let mut asked =
+        vec![owned.clone(), nowhere, released.conversation, collides, orphaned, never_owned, owned, also_owned];
+    for _ in 0..2 {
+        let several = world.store.resolve_many(&asked).await?;
+        check_eq!(several.len(), asked.len(), "one answer for each");
+        for (conversation, answer) in asked.iter().zip(several) {
+            let alone = world.store.resolve(conversation).await;
+            check_eq!(still(answer), still(alone), "{:?} resolves among others as it does alone", conversation.id);
+        }
+        asked.reverse();
+    }
+    let full: Vec<ConvRef> = asked.iter().cycle().take(RESOLVE_MANY_MAX).cloned().collect();
+    check_eq!(world.store.resolve_many(&full).await?.len(), RESOLVE_MANY_MAX, "as many as may be asked are answered");
     Ok(())
 }
 

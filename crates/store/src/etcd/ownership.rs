@@ -4,6 +4,7 @@
 //! holds only while the claimant's node key stands as it was registered, and only where the owner it replaces has none.
 //! Nothing here touches the records: the caller arms their fence before the first number, and releases there first.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,10 @@ use super::client::{Client, Repeat};
 use super::leases::{Leases, read, transact};
 use super::node::{NodeValue, Ownership};
 use super::wire::{Compare, Kv, Step};
-use crate::{ClaimRequest, Held, OwnerSeen, Resolution, StoreError};
+use crate::{ClaimRequest, Held, NodeRow, OwnerSeen, Resolution, StoreError};
+
+/// Keys that one transaction reads; etcd takes 128 steps by default.
+const READS_AT_ONCE: usize = 64;
 
 /// Whether a claim looks at the node keys; a test can take that out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -54,6 +58,59 @@ impl Ownerships {
             None => None,
         };
         Ok(Resolution { epoch, owner: Some(OwnerSeen { incarnation: by, node }) })
+    }
+
+    /// The same for several, in their order: two transactions for as many as [`READS_AT_ONCE`], and a look at each owner's lease.
+    pub(super) async fn resolve_many(
+        &self,
+        client: &Client,
+        conversations: &[ConvKey],
+    ) -> Result<Vec<Resolution>, StoreError> {
+        let keys = &self.leases.keys;
+        let mut ownerships = Vec::with_capacity(conversations.len());
+        for chunk in conversations.chunks(READS_AT_ONCE) {
+            let steps: Vec<Step> = chunk.iter().map(|key| Step::Get(keys.conversation(*key))).collect();
+            let answer = read(client, &steps).await?;
+            for index in 0..steps.len() {
+                ownerships.push(answer.one(index)?.map(Ownership::read).transpose()?);
+            }
+        }
+        let owner = |ownership: &Option<Ownership>| match ownership {
+            Some(Ownership::Owned { by, .. }) => Some(*by),
+            _ => None,
+        };
+        let owners: BTreeSet<Incarnation> = ownerships.iter().filter_map(owner).collect();
+        let nodes = self.registered(client, &owners.into_iter().collect::<Vec<_>>()).await?;
+        let resolution = |ownership: Option<Ownership>| Resolution {
+            epoch: ownership.map(|ownership| self.epoch(ownership.revision())),
+            owner: owner(&ownership)
+                .map(|incarnation| OwnerSeen { incarnation, node: nodes.get(&incarnation).cloned() }),
+        };
+        Ok(ownerships.into_iter().map(resolution).collect())
+    }
+
+    /// The rows of those that are registered.
+    async fn registered(
+        &self,
+        client: &Client,
+        owners: &[Incarnation],
+    ) -> Result<BTreeMap<Incarnation, NodeRow>, StoreError> {
+        let keys = &self.leases.keys;
+        let mut nodes = BTreeMap::new();
+        // Two keys each.
+        for chunk in owners.chunks(READS_AT_ONCE / 2) {
+            let steps: Vec<Step> =
+                chunk.iter().flat_map(|by| [Step::Get(keys.node(*by)), Step::Get(keys.beat(*by))]).collect();
+            let answer = read(client, &steps).await?;
+            for (number, by) in chunk.iter().enumerate() {
+                if let Some(kv) = answer.one(number * 2)?
+                    && let Some(row) = self.leases.row(client, kv, answer.one(number * 2 + 1)?).await?
+                {
+                    nodes.insert(*by, row);
+                }
+            }
+        }
+        Ok(nodes)
     }
 
     /// The epoch of the reign that the claim began; `None`: it was lost.

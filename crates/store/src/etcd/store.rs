@@ -4,7 +4,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, NodeName, Seq, Subject};
+use conch_core::ids::{
+    ClientMsgId, ConvKey, ConvRef, ConversationId, Epoch, Incarnation, LogId, NodeName, Seq, Subject,
+};
 use conch_core::time::Timestamp;
 use tokio::time::{Instant, timeout};
 
@@ -14,7 +16,7 @@ use crate::postgres::ArmOutcome;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved, StoreError, Summary, SummaryPage,
 };
 
 /// Longest wait for the name of an owner's node, which is for show.
@@ -131,6 +133,24 @@ impl LeaseStore for EtcdStore {
                 return Ok(None);
             }
             Ok(Some(inner.ownerships.resolve(&inner.claims, conversation.key).await?))
+        })
+        .await
+    }
+
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+        let conversations = conversations.to_vec();
+        self.on_runtime(Effect::Read, move |inner| async move {
+            // As above. What these say of owners is of the time before the other store was asked, and is not used.
+            let mut answers = inner.records.resolve_many(&conversations).await?;
+            let keys: Vec<ConvKey> = conversations.iter().map(|conversation| conversation.key).collect();
+            let mut found = inner.ownerships.resolve_many(&inner.claims, &keys).await?.into_iter();
+            for answer in &mut answers {
+                let resolution = found.next();
+                if let Ok(Some(known)) = answer {
+                    *known = resolution.expect("one for each that was asked");
+                }
+            }
+            Ok(answers)
         })
         .await
     }

@@ -9,7 +9,7 @@ use conch_core::ids::{ConvRef, Epoch, Incarnation, Seq};
 
 use super::Mutant;
 use super::state::{Node, State, millis};
-use crate::{Armed, ClaimRequest, Held, Lifeline, NodeRow, OwnerSeen, Registration, Resolution, StoreError};
+use crate::{Armed, ClaimRequest, Held, Lifeline, NodeRow, OwnerSeen, Registration, Resolution, Resolved, StoreError};
 
 impl State {
     pub(super) fn register(
@@ -103,6 +103,17 @@ impl State {
             node: self.nodes.get(&incarnation).map(|node| node.row(now_ms)),
         });
         Ok(Some(Resolution { epoch: found.head.map(|head| head.epoch), owner }))
+    }
+
+    pub(super) fn resolve_many(&self, now_ms: i64, conversations: &[ConvRef]) -> Vec<Resolved> {
+        let mut asked: Vec<&ConvRef> = conversations.iter().collect();
+        if self.is(Mutant::ManyInKeyOrder) {
+            asked.sort_unstable_by_key(|conversation| conversation.key);
+        }
+        if self.is(Mutant::ManyLeaveOutTheUnknown) {
+            asked.retain(|conversation| self.conversations.contains_key(&conversation.key));
+        }
+        asked.into_iter().map(|conversation| self.resolve(now_ms, conversation)).collect()
     }
 
     pub(super) fn claim(&mut self, now_ms: i64, request: &ClaimRequest) -> Option<Armed> {

@@ -28,7 +28,7 @@ use self::state::State;
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved, StoreError, Summary, SummaryPage,
 };
 
 /// The store's clock: milliseconds since 1970. It may jump, as a database's clock may.
@@ -189,6 +189,11 @@ impl LeaseStore for MemoryStore {
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
         let now = self.now();
         self.state().resolve(now, conversation)
+    }
+
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+        let now = self.now();
+        Ok(self.state().resolve_many(now, conversations))
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {

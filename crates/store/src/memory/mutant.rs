@@ -87,6 +87,10 @@ mutants! {
     DueElsewhere,
     /// The next page of due work leaves out what was due at the same moment.
     DuePagesByTime,
+    /// Several are resolved in the order of their keys, whatever was asked.
+    ManyInKeyOrder,
+    /// Of several that are resolved, those that do not exist have no answer.
+    ManyLeaveOutTheUnknown,
     /// Another id with the same key is taken for the conversation.
     CollisionIgnored,
     /// A second create replaces the first.

@@ -3,6 +3,7 @@
 //! Invariants: a claim is a compare-and-set on the head, and locks no node row; a head's epoch only rises, and its row is
 //! never deleted; across generations a million numbers and epochs are skipped for each.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use conch_core::ids::{ConvRef, Epoch, Generation, Incarnation, Seq};
@@ -12,27 +13,52 @@ use super::error::CallError;
 use super::nodes::{node_columns, node_row};
 use super::rows::{self, Id, millis};
 use super::session::Session;
-use crate::{Armed, ClaimOutcome, ClaimRequest, Held, OwnerSeen, Resolution, StoreError};
+use crate::{Armed, ClaimOutcome, ClaimRequest, Held, OwnerSeen, Resolution, Resolved, StoreError};
+
+macro_rules! resolve_sql {
+    ($which:literal) => {
+        concat!(
+            "SELECT v.id, v.conv_id, h.epoch, h.owner, ",
+            node_columns!(),
+            " FROM conversation v LEFT JOIN conv_head h USING (conv_id) LEFT JOIN node_lease n ON n.incarnation = h.owner
+              WHERE v.conv_id ",
+            $which
+        )
+    };
+}
 
 pub(super) async fn resolve(session: &Session, conversation: &ConvRef) -> Result<Option<Resolution>, CallError> {
-    let sql = concat!(
-        "SELECT v.id, h.epoch, h.owner, ",
-        node_columns!(),
-        " FROM conversation v LEFT JOIN conv_head h USING (conv_id) LEFT JOIN node_lease n ON n.incarnation = h.owner
-          WHERE v.conv_id = $1"
-    );
-    let Some(row) = session.first(sql, &[&Id::from(conversation.key)]).await? else { return Ok(None) };
-    rows::same_id(&row, 0, conversation)?;
-    let epoch: Option<i64> = rows::get(&row, 1, "conv_head.epoch")?;
-    let owner = match rows::incarnation(&row, 2, "conv_head.owner")? {
+    let row = session.first(resolve_sql!("= $1"), &[&Id::from(conversation.key)]).await?;
+    Ok(row.map(|row| resolution(&row, conversation)).transpose()?)
+}
+
+pub(super) async fn resolve_many(session: &Session, conversations: &[ConvRef]) -> Result<Vec<Resolved>, CallError> {
+    let keys: Vec<Id> = conversations.iter().map(|conversation| Id::from(conversation.key)).collect();
+    let found = session.query(resolve_sql!("= ANY($1)"), &[&keys]).await?;
+    let mut by_key = BTreeMap::new();
+    for row in &found {
+        by_key.insert(rows::get::<Id>(row, 1, "conversation.conv_id")?, row);
+    }
+    let answer = |conversation: &ConvRef| {
+        let row = by_key.get(&Id::from(conversation.key));
+        row.map(|row| resolution(row, conversation)).transpose()
+    };
+    Ok(conversations.iter().map(answer).collect())
+}
+
+/// A row of [`resolve_sql`].
+fn resolution(row: &Row, conversation: &ConvRef) -> Result<Resolution, StoreError> {
+    rows::same_id(row, 0, conversation)?;
+    let epoch: Option<i64> = rows::get(row, 2, "conv_head.epoch")?;
+    let owner = match rows::incarnation(row, 3, "conv_head.owner")? {
         Some(incarnation) => {
-            let registered = rows::incarnation(&row, 3, "node_lease.incarnation")?.is_some();
-            let node = if registered { Some(node_row(&row, 3)?) } else { None };
+            let registered = rows::incarnation(row, 4, "node_lease.incarnation")?.is_some();
+            let node = if registered { Some(node_row(row, 4)?) } else { None };
             Some(OwnerSeen { incarnation, node })
         }
         None => None,
     };
-    Ok(Some(Resolution { epoch: epoch.map(Epoch::from_i64), owner }))
+    Ok(Resolution { epoch: epoch.map(Epoch::from_i64), owner })
 }
 
 // The statements below and the one that arms (`elsewhere`) write this number out.

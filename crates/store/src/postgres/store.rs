@@ -13,7 +13,7 @@ use crate::own_thread::{Effect, Lane};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved, StoreError, Summary, SummaryPage,
 };
 
 #[async_trait]
@@ -117,6 +117,12 @@ impl LeaseStore for PostgresStore {
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
         let conversation = conversation.clone();
         self.pooled(Effect::Read, move |session| async move { ownership::resolve(&session, &conversation).await }).await
+    }
+
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+        let conversations = conversations.to_vec();
+        self.pooled(Effect::Read, move |session| async move { ownership::resolve_many(&session, &conversations).await })
+            .await
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {

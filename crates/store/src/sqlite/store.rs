@@ -7,11 +7,12 @@ use async_trait::async_trait;
 use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Incarnation, LogId, Seq, Subject};
 use conch_core::time::Timestamp;
 
+use super::readers::ReadTransaction;
 use super::{SqliteStore, append, conversations, leases, queries};
 use crate::{
     AppendOutcome, Armed, Batch, Checkpoint, ClaimOutcome, ClaimRequest, ConversationInfo, ConversationPatch, Created,
     CursorOutcome, DueQuery, DueRow, Held, Landed, LeaseStore, Lifeline, Lifelines, LogStore, Member, MembershipChange,
-    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, StoreError, Summary, SummaryPage,
+    NewConversation, NodeRow, Page, RangeQuery, Registration, Resolution, Resolved, StoreError, Summary, SummaryPage,
 };
 
 #[async_trait]
@@ -78,6 +79,14 @@ impl LeaseStore for SqliteStore {
     async fn resolve(&self, conversation: &ConvRef) -> Result<Option<Resolution>, StoreError> {
         let conversation = conversation.clone();
         self.readers.read(move |read| leases::resolve(read, &conversation)).await
+    }
+
+    async fn resolve_many(&self, conversations: &[ConvRef]) -> Result<Vec<Resolved>, StoreError> {
+        let conversations = conversations.to_vec();
+        let resolve_all = move |read: &ReadTransaction<'_>| {
+            Ok(conversations.iter().map(|conversation| leases::resolve(read, conversation)).collect())
+        };
+        self.readers.read(resolve_all).await
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<ClaimOutcome, StoreError> {

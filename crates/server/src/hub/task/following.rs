@@ -7,7 +7,9 @@ impl Hub {
     pub(super) fn seek(&mut self, pause: Duration) {
         let (shared, conversation) = (Arc::clone(&self.shared), self.conversation.clone());
         self.seeking = Some(Box::pin(async move {
-            shared.node.seams.sleep(pause).await;
+            if pause > Duration::ZERO {
+                shared.node.seams.sleep(pause).await;
+            }
             shared.router.follow(&conversation).await
         }));
     }
@@ -51,9 +53,7 @@ impl Hub {
         if let Some(snapshot) = snapshot {
             self.live_event(&snapshot);
         }
-        for waiting in std::mem::take(&mut self.waiting) {
-            self.join(waiting).await;
-        }
+        self.join_waiting();
     }
 
     pub(super) fn not_followed(&mut self, refusal: &Refusal) {
@@ -72,7 +72,7 @@ impl Hub {
     pub(super) fn start_over(&mut self, at: Position) {
         self.ring.clear();
         self.live = LiveView::default();
-        self.snapshot = None;
+        (self.snapshot, self.tail) = (None, None);
         self.history = History(self.history.0.wrapping_add(1));
         // One that catches up is told when it next asks to be attached.
         for watcher in self.watchers.values_mut().filter(|watcher| watcher.stage == Stage::CatchingUp) {

@@ -3,8 +3,6 @@
 //! Thousands of sessions come back with a few positions, so the store is asked only where neither the distance in numbers
 //! nor an earlier answer decides.
 
-use conch_core::ids::LogId;
-
 use super::*;
 
 /// What is known of distances in one log.
@@ -26,7 +24,7 @@ struct Counted {
 
 impl Reach {
     /// Whether more than `limit` records lie above `after`, if that is known. Of numbers there are at least as many.
-    fn is_too_far(&mut self, log: &LogId, after: Seq, head: Seq, limit: u64) -> Option<bool> {
+    pub(super) fn is_too_far(&mut self, log: &LogId, after: Seq, head: Seq, limit: u64) -> Option<bool> {
         if self.log.as_ref() != Some(log) {
             *self = Self { log: Some(log.clone()), ..Self::default() };
         }
@@ -42,7 +40,7 @@ impl Reach {
         }
     }
 
-    fn note(&mut self, after: Seq, head: Seq, records: u64, limit: u64) {
+    pub(super) fn note(&mut self, after: Seq, head: Seq, records: u64, limit: u64) {
         if records > limit {
             self.too_far = self.too_far.max(Some(after));
         } else {
@@ -52,23 +50,19 @@ impl Reach {
 }
 
 impl Hub {
-    pub(super) async fn is_too_far_behind(&mut self, after: Seq) -> bool {
+    /// Records above a position up to which it is caught up.
+    pub(super) fn reach_limit(&self) -> u64 {
+        u64::try_from(self.shared.limits.catch_up_records).unwrap_or(u64::MAX)
+    }
+
+    /// Whether a session with this position is to load the latest page. Where that is not known, catching up waits for the store.
+    pub(super) fn is_too_far_behind(&mut self, after: Seq) -> bool {
         if self.ring.covers(after) {
             return false;
         }
+        let limit = self.reach_limit();
         let Some(Position { address, seq: head, .. }) = &self.at else { return false };
-        let (log, head, limit) = (address.log.clone(), *head, self.shared.limits.catch_up_records);
-        let wide = u64::try_from(limit).unwrap_or(u64::MAX);
-        let is_too_far = match self.reach.is_too_far(&log, after, head, wide) {
-            Some(known) => known,
-            None => {
-                let counted = self.shared.node.store.count_after(&self.conversation, after, limit + 1).await;
-                // When the store does not answer, catching up waits for it.
-                let Ok(records) = counted else { return false };
-                self.reach.note(after, head, u64::try_from(records).unwrap_or(u64::MAX), wide);
-                records > limit
-            }
-        };
+        let is_too_far = self.reach.is_too_far(&address.log, after, *head, limit).unwrap_or(false);
         if is_too_far {
             self.shared.node.metrics.limit_hit(Queue::CatchUp);
         }

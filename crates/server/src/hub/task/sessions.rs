@@ -4,13 +4,13 @@ use super::*;
 use crate::rules::Rule;
 
 impl Hub {
-    pub(super) async fn command(&mut self, command: Command) {
+    pub(super) fn command(&mut self, command: Command) {
         match command {
             Command::Join { id, join, right, answer } => {
                 let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
-                let waiting = Waiting { id, join, right, answer, deadline };
+                let waiting = Waiting { id, join, right, answer, deadline, heard: Heard::default() };
                 match self.follow {
-                    Some(_) => self.join(waiting).await,
+                    Some(_) => self.join(waiting),
                     None => self.waiting.push(waiting),
                 }
             }
@@ -27,17 +27,12 @@ impl Hub {
         }
     }
 
-    pub(super) async fn join(&mut self, waiting: Waiting) {
-        let Waiting { id, join, right, answer, .. } = waiting;
-        if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
-            self.reach_the_head().await;
-        }
+    pub(super) fn join(&mut self, waiting: Waiting) {
+        let Some(Waiting { id, join, right, answer, .. }) = self.judge(waiting) else { return };
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
-        let head = at.seq;
-        let logs_matter = self.shared.node.rules.hold(Rule::OtherLogsAreVoid);
-        let other_log = logs_matter && join.log.as_ref().is_some_and(|log| log != at.address.log.as_str());
+        let (head, other_log) = (at.seq, self.is_of_another_log(&join));
         let asked = join.after.unwrap_or(head);
-        let void = join.after.is_some() && (other_log || asked > head || self.is_too_far_behind(asked).await);
+        let void = join.after.is_some() && (other_log || asked > head || self.is_too_far_behind(asked));
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
         let catch_up = if void { CatchUp::Resync } else { CatchUp::Streaming };
         let joined = Joined { head_seq: at.seq, log: at.address.log.clone(), epoch: at.epoch, catch_up };
@@ -52,24 +47,19 @@ impl Hub {
             self.shared.node.metrics.resyncs.inc();
         }
         let Join { sink, sub, name, .. } = join;
-        let watcher = Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, resync_due: false };
+        let watcher =
+            Watcher { sink, sub: sub.clone(), right, stage: Stage::CatchingUp, stay: None, resync_due: false };
         self.watchers.insert(id, watcher);
         self.shared.node.metrics.sessions.inc();
         self.show_presence_to(id, &sub, name);
-        match self.attach(id, position) {
-            Attach::Live | Attach::Gone => {}
-            Attach::ReadOn(position) | Attach::Wait(position) => self.catch_up(id, position),
-        }
+        self.bring(id, position);
     }
 
-    /// A session that caught up from the store may have seen a record that this hub has not been sent yet.
-    async fn reach_the_head(&mut self) {
-        let conversation = self.conversation.clone();
-        let query = RangeQuery { conversation, direction: Direction::Latest, limit: 1, kinds: Vec::new() };
-        // When the store does not answer, the position is judged by what this hub knows.
-        if let Ok(Some(page)) = self.shared.node.store.range(&query).await {
-            self.fill_to(page.head_seq).await;
-        }
+    /// Whether its position is one of another history.
+    pub(super) fn is_of_another_log(&self, join: &Join) -> bool {
+        let Some(at) = &self.at else { return false };
+        let logs_matter = self.shared.node.rules.hold(Rule::OtherLogsAreVoid);
+        logs_matter && join.log.as_ref().is_some_and(|log| log != at.address.log.as_str())
     }
 
     /// Sessions left, and workers have reported.
@@ -99,8 +89,8 @@ impl Hub {
             Report::Behind { id, position, history } => {
                 // One that has left needs nothing more.
                 let Some(watcher) = self.watchers.get_mut(&id) else { return };
-                watcher.resync_due = history != self.history;
-                self.catch_up(id, position);
+                (watcher.stage, watcher.resync_due) = (Stage::CatchingUp, history != self.history);
+                self.bring(id, position);
             }
             Report::MissedLive(id) => {
                 let Some(watcher) = self.watchers.get(&id) else { return };

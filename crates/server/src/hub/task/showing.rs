@@ -1,7 +1,20 @@
 //! How a hub shows: the same frame to everybody who is live, and the way back to live for those who are behind.
 
+use futures_util::FutureExt;
+
 use super::*;
+use crate::delivery::{Batch, Shown};
 use crate::rules::Rule;
+
+/// What is joined at most for those who are brought to the live stream.
+const TAIL_MAX_BYTES: usize = 64 * 1024;
+
+/// What the last one was shown to be live.
+pub(super) struct Tail {
+    after: Seq,
+    head: Seq,
+    batch: Batch,
+}
 
 impl Hub {
     /// Shows one frame to every live session; `seq` is a record's. One hand-over for each worker, whatever the number of sessions.
@@ -34,9 +47,19 @@ impl Hub {
         self.snapshot.clone()
     }
 
-    pub(super) fn catch_up(&mut self, id: SessionId, position: Seq) {
+    /// Brings a session that has everything up to a position to the live stream: at once if the ring reaches back and there is room,
+    /// else by a task of its own.
+    pub(super) fn bring(&mut self, id: SessionId, position: Seq) {
+        match self.attach(id, position) {
+            Attach::Live | Attach::Gone => {}
+            next @ (Attach::ReadOn { .. } | Attach::Wait(_)) => self.catch_up(id, position, next),
+        }
+    }
+
+    fn catch_up(&mut self, id: SessionId, position: Seq, next: Attach) {
         let (Some(watcher), Some(at)) = (self.watchers.get_mut(&id), &self.at) else { return };
-        watcher.stage = Stage::CatchingUp;
+        let (stay, gone) = oneshot::channel();
+        watcher.stay = Some(stay);
         let task = CatchUpTask {
             shared: Arc::clone(&self.shared),
             conversation: self.conversation.clone(),
@@ -45,8 +68,9 @@ impl Hub {
             id,
             sink: Arc::clone(&watcher.sink),
             position,
+            gone: gone.fuse(),
         };
-        self.shared.node.seams.spawn("catch-up", task.run());
+        self.shared.node.seams.spawn("catch-up", task.run(next));
     }
 
     /// A session says that it has everything up to `position`: attach it to the live stream, if the ring reaches back.
@@ -62,27 +86,56 @@ impl Hub {
             position = at.seq;
         }
         if position < at.seq && !self.ring.covers(position) && self.shared.node.rules.hold(Rule::RingIsWhole) {
-            return Attach::ReadOn(position);
+            return Attach::ReadOn { from: position, address: at.address.clone() };
         }
-        let mut reached = position;
-        for (seq, frame) in self.ring.after(position) {
-            match watcher.sink.push(frame) {
+        let (sink, head) = (Arc::clone(&watcher.sink), at.seq.max(position));
+        match self.show_tail(&*sink, position, head) {
+            Push::Accepted => {}
+            Push::Closed => return Attach::Gone,
+            Push::Behind => match self.show_tail_one_by_one(&*sink, position, head) {
+                Attach::Live => {}
+                other => return other,
+            },
+        }
+        let missed_live = snapshot.is_some_and(|snapshot| sink.push(&snapshot) != Push::Accepted);
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            (watcher.stage, watcher.stay) = (Stage::Live, None);
+        }
+        let member = Member { id, sink: Arc::clone(&sink), position: head, history: self.history, missed_live };
+        self.shard_of(id, &sink).tell(Step::Add(member));
+        Attach::Live
+    }
+
+    /// Shows the ring above a position, and that this was all, as one: who comes back, and who was behind, does so with many others at
+    /// the same position. [`Push::Behind`]: it has to go one by one.
+    fn show_tail(&mut self, sink: &dyn Sink, after: Seq, head: Seq) -> Push {
+        let Some(at) = &self.at else { return Push::Closed };
+        if self.tail.as_ref().is_none_or(|tail| (tail.after, tail.head) != (after, head)) {
+            let records = self.ring.after(after).map(|(seq, frame)| Shown { frame: Arc::clone(frame), seq: Some(seq) });
+            let caught_up = Shown { frame: Arc::new(Frame::caught_up(&at.address, head)), seq: None };
+            let shown: Vec<Shown> = records.chain([caught_up]).collect();
+            if shown.iter().map(|shown| shown.frame.bytes()).sum::<usize>() > TAIL_MAX_BYTES {
+                return Push::Behind;
+            }
+            self.tail = Some(Tail { after, head, batch: Batch::new(shown) });
+        }
+        self.tail.as_ref().map_or(Push::Behind, |tail| sink.push_joined(&tail.batch))
+    }
+
+    fn show_tail_one_by_one(&self, sink: &dyn Sink, after: Seq, head: Seq) -> Attach {
+        let Some(at) = &self.at else { return Attach::Gone };
+        let mut reached = after;
+        for (seq, frame) in self.ring.after(after) {
+            match sink.push(frame) {
                 Push::Accepted => reached = seq,
                 Push::Behind => return Attach::Wait(reached),
                 Push::Closed => return Attach::Gone,
             }
         }
-        reached = reached.max(at.seq);
-        match watcher.sink.push(&Arc::new(Frame::caught_up(&at.address, reached))) {
-            Push::Accepted => {}
-            Push::Behind => return Attach::Wait(reached),
-            Push::Closed => return Attach::Gone,
+        match sink.push(&Arc::new(Frame::caught_up(&at.address, head))) {
+            Push::Accepted => Attach::Live,
+            Push::Behind => Attach::Wait(head),
+            Push::Closed => Attach::Gone,
         }
-        let missed_live = snapshot.is_some_and(|snapshot| watcher.sink.push(&snapshot) != Push::Accepted);
-        watcher.stage = Stage::Live;
-        let sink = Arc::clone(&watcher.sink);
-        let member = Member { id, sink: Arc::clone(&sink), position: reached, history: self.history, missed_live };
-        self.shard_of(id, &sink).tell(Step::Add(member));
-        Attach::Live
     }
 }

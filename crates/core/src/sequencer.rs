@@ -41,7 +41,8 @@ pub struct SequencerLimits {
     pub queue_records: usize,
     /// Most body bytes that wait; above it: `overloaded`.
     pub queue_bytes: usize,
-    /// How many of the newest keys are remembered to answer a retry without a write.
+    /// How many of the newest keys are remembered to answer a retry without a write. All are looked through for each append, so
+    /// hundreds at the most. Default 64.
     pub recent_keys: usize,
 }
 

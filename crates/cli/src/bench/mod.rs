@@ -106,8 +106,8 @@ struct AppendArgs {
     /// How many sends are under way at any time, 1 to 10,000.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     in_flight: u32,
-    /// At most so many sends a second, evenly, 1 to 100,000, over WebSocket: an ack is timed from when its send was due, though it
-    /// left later. By default as many as are acknowledged.
+    /// So many sends a second, evenly, 1 to 100,000, over WebSocket: an ack is timed from when its send was due, though it left
+    /// later because as many as --in-flight were under way. By default as many as are acknowledged.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), conflicts_with = "transport")]
     rate: Option<u32>,
     /// How many connections; by default as many as the topics need (100 a socket), or with HTTP one a send.

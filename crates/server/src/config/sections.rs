@@ -164,7 +164,7 @@ section! {
         /// Conversations that may wait for the commit. At least limits.commit_batches.
         commit_queue: usize = 1_024, Range(1, 1_000_000);
         /// Client message ids of a conversation that are remembered in memory; older ones are looked up in the store.
-        recent_keys: usize = 64, Range(1, 1_000_000);
+        recent_keys: usize = 64, Range(1, 1_024);
         /// Owners on other nodes that are remembered, to save look-ups.
         known_owners: usize = 65_536, Range(16, 10_000_000);
         /// Ownership claims under way at once.

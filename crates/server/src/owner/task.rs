@@ -439,14 +439,24 @@ fn original(duplicate: Duplicate) -> (Seq, Original) {
 pub(crate) fn store_refusal(error: &StoreError) -> Refusal {
     let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
     let later = |detail: &str| Refusal::retry(Code::StoreUnavailable, detail, retry);
-    if !matches!(error, StoreError::Collision) {
-        tracing::debug!(%error, "the store refuses");
-    }
+    // Its own words are for operators: they may name hosts.
     match error {
         StoreError::Collision => Refusal::new(Code::Conflict, error.to_string()),
-        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, "the store is damaged"),
-        StoreError::Unavailable(_) => later("the store is unavailable"),
-        StoreError::Ambiguous(_) => later("the store's answer was lost"),
-        StoreError::Full(_) => later("the store is full"),
+        StoreError::Damaged(_) => {
+            tracing::error!(%error, "what the store holds cannot be trusted");
+            Refusal::new(Code::StoreUnavailable, "the store is damaged")
+        }
+        StoreError::Unavailable(_) => {
+            tracing::debug!(%error, "the store refuses");
+            later("the store is unavailable")
+        }
+        StoreError::Ambiguous(_) => {
+            tracing::debug!(%error, "the store did not answer");
+            later("the store's answer was lost")
+        }
+        StoreError::Full(_) => {
+            tracing::warn!(%error, "the store refuses");
+            later("the store is full")
+        }
     }
 }

@@ -61,7 +61,10 @@ impl Senders {
             }
             // The sends under way are spread so that their sum is exact.
             let window = in_flight / count + usize::from(index < in_flight % count);
-            let every = plan.rate.map(|rate| Duration::from_secs(1) * plan.connections / rate);
+            // Sockets without a topic or a window send nothing.
+            let sending = count.min(names.len()).min(in_flight);
+            let every =
+                plan.rate.map(|rate| Duration::from_secs(1) * u32::try_from(sending).unwrap_or(u32::MAX) / rate);
             if !topics.is_empty() && window > 0 {
                 senders.push(Sender::Socket { socket, topics, next: 0, window, every });
             }
@@ -73,13 +76,16 @@ impl Senders {
     /// Sends texts of so many bytes for this long, and waits for the last answers; what was seen, and the time it took.
     pub(super) async fn round(&mut self, bytes: u32, duration: Duration) -> Result<(Seen, Duration), Failure> {
         let text = "x".repeat(bytes as usize);
+        let sending = u32::try_from(self.senders.len()).unwrap_or(u32::MAX);
         let begun = Instant::now();
         let until = begun + duration;
         let mut tasks = JoinSet::new();
-        for mut sender in self.senders.drain(..) {
+        for (index, mut sender) in (0_u32..).zip(self.senders.drain(..)) {
             let text = text.clone();
             tasks.spawn(async move {
-                let seen = sender.send_until(until, &text).await?;
+                // One after the other, so that together they send evenly.
+                let first = begun + sender.every().unwrap_or_default() * index / sending;
+                let seen = sender.send_until(first, until, &text).await?;
                 Ok::<_, Failure>((sender, seen))
             });
         }
@@ -95,10 +101,17 @@ impl Senders {
 }
 
 impl Sender {
-    async fn send_until(&mut self, until: Instant, text: &str) -> Result<Seen, Failure> {
+    fn every(&self) -> Option<Duration> {
+        match self {
+            Self::Socket { every, .. } => *every,
+            Self::Post { .. } => None,
+        }
+    }
+
+    async fn send_until(&mut self, first: Instant, until: Instant, text: &str) -> Result<Seen, Failure> {
         match self {
             Self::Socket { socket, topics, next, window, every } => {
-                let pace = Pace { every: *every, due: Instant::now() };
+                let pace = Pace { every: *every, due: first };
                 push_until(socket, topics, next, *window, pace, until, text).await
             }
             Self::Post { client, names, next } => post_until(client, names, next, until, text).await,
@@ -122,6 +135,11 @@ impl Pace {
             self.due += every;
             due
         })
+    }
+
+    /// Whether the next one is due before `until`.
+    fn is_due_before(&self, until: Instant) -> bool {
+        self.every.is_some() && self.due < until
     }
 
     /// Completes when the next one is due; never where there is no pace.
@@ -149,8 +167,9 @@ async fn push_until(
     let key_stem = key.len();
     loop {
         let mut now = Instant::now();
+        // What is due before the end is sent, however late.
         while under_way.len() < window
-            && now < until
+            && (now < until || pace.is_due_before(until))
             && let Some(due) = pace.take(now)
         {
             key.truncate(key_stem);
@@ -161,11 +180,12 @@ async fn push_until(
             *next += 1;
             now = Instant::now();
         }
-        let goes_on = pace.every.is_some() && now < until;
+        let goes_on = pace.is_due_before(until);
         if under_way.is_empty() && !goes_on {
             return Ok(seen);
         }
         socket.flush().await?;
+        // Cancel safe: what was read stays in the socket.
         let answer = tokio::select! {
             answer = tokio::time::timeout(DRAIN_MAX, socket.next_reply()), if !under_way.is_empty() => answer,
             () = pace.next(), if goes_on && under_way.len() < window => continue,

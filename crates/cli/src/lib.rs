@@ -17,9 +17,11 @@ mod output;
 mod safe;
 mod target;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Arguments, Command};
 use crate::exit::Failure;
@@ -30,7 +32,7 @@ use crate::output::{Format, Output};
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => return not_parsed(&error),
+        Err(error) => return not_parsed(&with_plain_usage(error, std::env::args_os().skip(1))),
     };
     let output = Output::detect(arguments.json);
     match dispatch(arguments.command, &output) {
@@ -40,6 +42,25 @@ pub fn main() -> ExitCode {
             failure.exit.into()
         }
     }
+}
+
+/// The usage line of a mistake as the command's help has it. By itself it names every option that has a value, also from the
+/// environment, as if it were needed.
+fn with_plain_usage(mut error: clap::Error, arguments: impl Iterator<Item = OsString>) -> clap::Error {
+    if error.get(ContextKind::Usage).is_none() {
+        return error;
+    }
+    let mut all = Arguments::command();
+    all.build();
+    let mut command = &all;
+    // Only flags come before a subcommand's name.
+    for word in arguments.filter(|argument| !argument.to_string_lossy().starts_with('-')) {
+        let Some(named) = command.find_subcommand(&word) else { break };
+        command = named;
+    }
+    let usage = command.clone().render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    error
 }
 
 /// Help and version are answers, not mistakes: clap prints them to standard output, with code 0. A mistake is shown as

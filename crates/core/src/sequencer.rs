@@ -11,6 +11,7 @@
 //! reign; the next one finds out what landed.
 
 mod key;
+mod recent;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,6 +22,7 @@ use crate::refusal::{Code, Refusal, Retry};
 use crate::time::{Monotonic, Timestamp};
 use crate::{body::BodyHash, ids::ConvRef};
 use key::Key;
+use recent::Recent;
 
 /// Bounds of one sequencer.
 #[derive(Debug, Clone, Copy)]
@@ -179,6 +181,8 @@ pub enum Action {
 struct Group {
     ticket: Ticket,
     drafts: Vec<Draft>,
+    /// Of the drafts, in their order.
+    keys: Vec<Key>,
     bytes: usize,
 }
 
@@ -213,8 +217,7 @@ pub struct Sequencer {
     queued_bytes: usize,
     flight: Option<Flight>,
     under_way: BTreeMap<Key, Vec<Joiner>>,
-    recent: BTreeMap<Key, Original>,
-    recent_order: VecDeque<Key>,
+    recent: Recent,
     halted: bool,
 }
 
@@ -236,8 +239,7 @@ impl Sequencer {
             queued_bytes: 0,
             flight: None,
             under_way: BTreeMap::new(),
-            recent: BTreeMap::new(),
-            recent_order: VecDeque::new(),
+            recent: Recent::new(limits.recent_keys),
             halted: false,
         }
     }
@@ -289,12 +291,12 @@ impl Sequencer {
         if self.halted {
             return out.push(Action::Refuse(ticket, moved()));
         }
-        if let [draft] = drafts.as_slice() {
-            let key = Key::of(draft);
-            if let Some(original) = self.recent.get(&key) {
+        let keys: Vec<Key> = drafts.iter().map(Key::of).collect();
+        if let ([draft], [key]) = (drafts.as_slice(), keys.as_slice()) {
+            if let Some(original) = self.recent.get(key) {
                 return out.push(answer_duplicate(ticket, draft.body_hash, original));
             }
-            if let Some(joiners) = self.under_way.get_mut(&key) {
+            if let Some(joiners) = self.under_way.get_mut(key) {
                 if joiners.len() >= self.limits.queue_records {
                     let detail =
                         format!("{} repetitions of this key wait for its commit, which is the limit", joiners.len());
@@ -302,7 +304,7 @@ impl Sequencer {
                 }
                 return joiners.push(Joiner { ticket, body_hash: draft.body_hash });
             }
-        } else if drafts.iter().any(|draft| self.under_way.contains_key(&Key::of(draft))) {
+        } else if keys.iter().any(|key| self.under_way.contains_key(key)) {
             return out.push(Action::Refuse(ticket, busy("a record with the same key is under way")));
         }
         let bytes: usize = drafts.iter().map(|draft| draft.body.as_str().len()).sum();
@@ -311,12 +313,10 @@ impl Sequencer {
             let detail = format!("{} records wait for a commit, which is the limit", self.queued_records);
             return out.push(Action::Refuse(ticket, busy(&detail)));
         }
-        for draft in &drafts {
-            self.under_way.insert(Key::of(draft), Vec::new());
-        }
+        self.under_way.extend(keys.iter().map(|key| (key.clone(), Vec::new())));
         self.queued_records += drafts.len();
         self.queued_bytes += bytes;
-        self.queue.push_back(Group { ticket, drafts, bytes });
+        self.queue.push_back(Group { ticket, drafts, keys, bytes });
     }
 
     /// Starts the next commit, if none is under way.
@@ -395,13 +395,13 @@ impl Sequencer {
             let answered_at = out.len();
             let mut receipts = Vec::with_capacity(group.drafts.len());
             let mut reused = false;
-            for draft in group.drafts {
+            for (draft, key) in group.drafts.into_iter().zip(group.keys) {
                 let duplicate = duplicates.next_if(|(duplicate, _)| *duplicate == seq).map(|(_, original)| *original);
                 let original = duplicate.unwrap_or(Original { seq, body_hash: draft.body_hash, epoch: self.epoch, at });
                 reused |= original.body_hash != draft.body_hash;
                 let outcome = if duplicate.is_some() { Outcome::Duplicate } else { Outcome::Appended };
                 receipts.push(Receipt { seq: original.seq, epoch: original.epoch, at: original.at, outcome });
-                self.settle_key(Key::of(&draft), original, out);
+                self.settle_key(key, original, out);
                 if duplicate.is_none() {
                     let record = Record::from_draft(self.conversation.id.clone(), seq, self.epoch, at, draft);
                     out.push(Action::Publish { prev: self.last_shown, record });
@@ -430,17 +430,7 @@ impl Sequencer {
         for joiner in self.under_way.remove(&key).unwrap_or_default() {
             out.push(answer_duplicate(joiner.ticket, joiner.body_hash, &original));
         }
-        if self.limits.recent_keys == 0 {
-            return;
-        }
-        if self.recent_order.len() >= self.limits.recent_keys
-            && let Some(oldest) = self.recent_order.pop_front()
-        {
-            self.recent.remove(&oldest);
-        }
-        if self.recent.insert(key.clone(), original).is_none() {
-            self.recent_order.push_back(key);
-        }
+        self.recent.insert(key, original);
     }
 
     fn end(&mut self, refusal: &Refusal, broken: Option<Broken>, out: &mut Vec<Action>) {
@@ -456,8 +446,8 @@ impl Sequencer {
 
     fn refuse_groups(&mut self, groups: Vec<Group>, refusal: &Refusal, out: &mut Vec<Action>) {
         for group in groups {
-            for draft in &group.drafts {
-                for joiner in self.under_way.remove(&Key::of(draft)).unwrap_or_default() {
+            for key in &group.keys {
+                for joiner in self.under_way.remove(key).unwrap_or_default() {
                     out.push(Action::Refuse(joiner.ticket, refusal.clone()));
                 }
             }

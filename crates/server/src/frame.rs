@@ -12,6 +12,9 @@ use conch_core::ids::{ConversationId, LogId, Seq};
 use conch_core::record::Record;
 use conch_core::wire::{phoenix, sse, websocket};
 
+/// Bytes of a record's JSON besides its body, nearly always; it grows where they do not do.
+const AROUND_A_BODY: usize = 320;
+
 /// Whether a frame may be dropped for a viewer who cannot keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
@@ -54,7 +57,8 @@ impl Frame {
     /// A record.
     #[must_use]
     pub fn record(address: &Address, record: &Record) -> Self {
-        let json = serde_json::to_vec(record).expect("a record has string keys and valid bodies only");
+        let mut json = Vec::with_capacity(record.body.as_str().len() + AROUND_A_BODY);
+        serde_json::to_writer(&mut json, record).expect("a record has string keys and valid bodies only");
         Self::new(address, record.kind.as_str(), Some(record.seq), json.into(), Class::Durable)
     }
 

@@ -85,6 +85,8 @@ pub struct OwnerLimits {
     pub claims_burst: u32,
     /// How long a gateway itself waits and retries before it answers with a directive.
     pub route_budget: Duration,
+    /// How long a turn whose agent this node lacks waits for a node that has it.
+    pub agent_wait: Duration,
 }
 
 impl Default for OwnerLimits {
@@ -107,6 +109,7 @@ impl Default for OwnerLimits {
             claims_per_s: 500,
             claims_burst: 100,
             route_budget: Duration::from_secs(5),
+            agent_wait: Duration::from_secs(60),
         }
     }
 }

@@ -19,8 +19,9 @@ use conch_core::ids::{ConvKey, ConvRef, ConversationId, LogId, Subject};
 use conch_core::time::Timestamp;
 use conch_store::{Summary, SummaryPage, UNREAD_CAP};
 use serde::Serialize;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
+use crate::bounded;
 use crate::frame::{Address, Frame};
 use crate::hub::sink::{FrameSink, Push};
 use crate::metrics::Queue;
@@ -32,6 +33,8 @@ pub const WINDOW: Duration = Duration::from_millis(250);
 pub const STREAM_CONVERSATIONS: usize = 1_000;
 /// Summaries of one look-up.
 const PAGE: usize = 100;
+/// Streams of a gateway that read a page at once while they begin.
+const BEGINNINGS: usize = 16;
 
 /// The personal streams of a gateway. Cheap to clone.
 #[derive(Clone)]
@@ -41,6 +44,8 @@ pub struct People {
 
 struct Shared {
     node: Arc<Node>,
+    /// Turns to read a page: of streams that begin, and of those that look again.
+    beginnings: Semaphore,
     looks: Semaphore,
     table: Mutex<Table>,
 }
@@ -153,7 +158,8 @@ impl People {
     /// No personal streams yet.
     #[must_use]
     pub fn new(node: Arc<Node>) -> Self {
-        Self { shared: Arc::new(Shared { node, looks: Semaphore::new(look_again::LOOKS), table: Mutex::default() }) }
+        let (beginnings, looks) = (Semaphore::new(BEGINNINGS), Semaphore::new(look_again::LOOKS));
+        Self { shared: Arc::new(Shared { node, beginnings, looks, table: Mutex::default() }) }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -302,7 +308,8 @@ impl Stream {
     }
 
     async fn address(&self) -> Result<Address, Ended> {
-        let node = &self.people.shared.node;
+        let Shared { node, beginnings, .. } = &*self.people.shared;
+        let _turn = self.turn(beginnings).await?;
         loop {
             match node.store.log().await {
                 Ok(log) => return Ok(Address { topic: "user:me".into(), log }),
@@ -320,17 +327,19 @@ impl Stream {
     /// Sends a summary of each conversation. A page is read again once its conversations are watched, and the list is gone
     /// through again until nothing new turns up, so that whatever happens meanwhile is either in it or marked.
     async fn send_all(&mut self, address: &Address) -> Result<(), Ended> {
+        let people = self.people.clone();
+        let turns = &people.shared.beginnings;
         let mut sent = BTreeSet::new();
         let mut after = None;
         while sent.len() < STREAM_CONVERSATIONS {
-            let seen = self.page(after.as_ref()).await?;
+            let seen = self.page(turns, after.as_ref()).await?;
             let mut fresh = 0;
             for summary in &seen.summaries {
                 self.people.watch(self.id, &summary.id.clone().into());
                 fresh += usize::from(!sent.contains(&summary.id));
             }
             if fresh > 0 {
-                for summary in &self.page(after.as_ref()).await?.summaries {
+                for summary in &self.page(turns, after.as_ref()).await?.summaries {
                     // One that has come up meanwhile may not be watched yet.
                     self.people.watch(self.id, &summary.id.clone().into());
                     sent.insert(summary.id.clone());
@@ -347,7 +356,18 @@ impl Stream {
         Ok(())
     }
 
-    async fn page(&self, after: Option<&(Timestamp, ConversationId)>) -> Result<SummaryPage, Ended> {
+    /// Waits until this stream may read: however many are begun and given up, a few read at once, and none for a client that has
+    /// gone meanwhile. A turn is for reading alone, since a client that takes nothing is waited for without end.
+    async fn turn<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, Ended> {
+        let turn = bounded::acquire(turns, &self.people.shared.node.metrics, Queue::PersonalReads).await;
+        if self.inbox.changes().closed {
+            return Err(Ended);
+        }
+        turn.map_err(|_| Ended)
+    }
+
+    async fn page(&self, turns: &Semaphore, after: Option<&(Timestamp, ConversationId)>) -> Result<SummaryPage, Ended> {
+        let _turn = self.turn(turns).await?;
         loop {
             match self.people.shared.node.store.summaries(&self.inbox.sub, after, PAGE).await {
                 Ok(page) => return Ok(page),

@@ -9,6 +9,8 @@ pub enum Rule {
     TroubleForgets,
     /// What is believed of an owner elsewhere goes when its node is registered no more.
     DeathForgets,
+    /// A turn of an agent that its node lacks goes to a node that has it.
+    AgentIsSought,
     /// A write is passed on a few times at most.
     HopsEnd,
     /// An owner that makes no progress for a lease loses its conversation.
@@ -63,6 +65,8 @@ pub enum Rule {
     OneUnreadPage,
     /// A connection with nothing to read holds no buffer.
     IdleHoldsNothing,
+    /// The hub of a conversation that there is not ends as soon as nobody waits for it.
+    NowhereEndsAtOnce,
     /// Those who catch up with the same records share one read.
     ReadsAreShared,
     /// Reads for catching up are limited by a rate.

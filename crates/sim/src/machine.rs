@@ -72,6 +72,8 @@ pub struct Removed {
     pub rule: Option<Rule>,
     /// Rules of routing and following.
     pub routing: Vec<conch_server::rules::Rule>,
+    /// Of machines, by name, an agent that they lack.
+    pub agents: Vec<(&'static str, &'static str)>,
 }
 
 /// A running node.
@@ -258,7 +260,8 @@ impl Machine {
             publishing.0.published(conversation);
             publishing.1.published(conversation, seq);
         });
-        let parts = Parts { agents: Arc::new(agents(&self.site.outside)), on_published, link: link.clone() };
+        let lacks = |agent: &str| self.site.removed.agents.contains(&(self.name.as_str(), agent));
+        let parts = Parts { agents: Arc::new(agents(&self.site.outside, lacks)), on_published, link: link.clone() };
         let router = Router::start(node.clone(), parts);
         let hubs = Hubs::new(node.clone(), router.clone(), limits.hub);
         let watch = DeathWatch::without(limits.timing, &self.site.removed.guards);
@@ -338,8 +341,8 @@ impl Machine {
     }
 }
 
-/// The demo agent at its quickest, and those that scenes need.
-fn agents(outside: &Outside) -> Agents {
+/// The demo agent at its quickest, and those that scenes need, but for those that it lacks.
+fn agents(outside: &Outside, lacks: impl Fn(&str) -> bool) -> Agents {
     let name = |text: &str| text.parse().expect("an agent's name");
     let quick = (AgentConfig::Demo { pace_ms: Some(PACE_MS) }, AgentLimits::default());
     let agents = Agents::from_config(&BTreeMap::from([(name(DEMO), quick)])).expect("a pace within its range");
@@ -350,7 +353,8 @@ fn agents(outside: &Outside) -> Agents {
         ("walker", Arc::new(Walker)),
         ("echo", Arc::new(Echo)),
     ];
-    own.into_iter().fold(agents, |agents, (own, work)| agents.with(name(own), AgentLimits::default(), work))
+    let own = own.into_iter().filter(|(own, _)| !lacks(own));
+    own.fold(agents, |agents, (own, work)| agents.with(name(own), AgentLimits::default(), work))
 }
 
 /// Whoever holds the lock knows that no other process lives.

@@ -106,6 +106,10 @@ struct AppendArgs {
     /// How many sends are under way at any time, 1 to 10,000.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     in_flight: u32,
+    /// At most so many sends a second, evenly, 1 to 100,000, over WebSocket: an ack is timed from when its send was due, though it
+    /// left later. By default as many as are acknowledged.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000), conflicts_with = "transport")]
+    rate: Option<u32>,
     /// How many connections; by default as many as the topics need (100 a socket), or with HTTP one a send.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: Option<u32>,
@@ -268,7 +272,7 @@ struct TurnsArgs {
     /// thaw: records of the long conversation, 10 to 1,000,000.
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     records: u32,
-    /// thaw: how often it is taken up again, each time by a fresh process, 1 to 10,000.
+    /// thaw: how often it is taken up again, by a process that runs and by a fresh one each time, 1 to 10,000.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     thaws: u32,
     /// streaming: turns at once, each with ten deltas a second, 1 to 10,000.

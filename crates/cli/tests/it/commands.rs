@@ -33,6 +33,34 @@ fn a_wrong_command_line_is_exit_code_2() {
     }
 }
 
+/// What has a default or a value in the environment is not needed, and no usage line says so.
+#[test]
+fn the_usage_of_a_mistake_names_what_is_needed_and_no_more() {
+    let cases: [(&[&str], &str); 12] = [
+        (&["send", "room"], "conch send [OPTIONS] <CONVERSATION> <TEXT>"),
+        (&["send", "--budget", "5s", "room"], "conch send [OPTIONS] <CONVERSATION> <TEXT>"),
+        (&["--json", "create"], "conch create [OPTIONS] <CONVERSATION>"),
+        (&["tail"], "conch tail [OPTIONS] <CONVERSATION>"),
+        (&["history"], "conch history [OPTIONS] <CONVERSATION>"),
+        (&["conversations", "room"], "conch conversations [OPTIONS]"),
+        (&["turn", "show", "room"], "conch turn show [OPTIONS] <CONVERSATION> <TURN>"),
+        (&["turn", "cancel", "room"], "conch turn cancel [OPTIONS] <CONVERSATION> <TURN>"),
+        (&["turn", "resolve", "room"], "conch turn resolve [OPTIONS] <CONVERSATION> <AWAIT> <PAYLOAD>"),
+        (&["turn", "regenerate", "room"], "conch turn regenerate [OPTIONS] <CONVERSATION> <TURN>"),
+        (&["drain"], "conch drain [OPTIONS] <NODE>"),
+        (&["serve", "--sing"], "conch serve [OPTIONS]"),
+    ];
+    for (arguments, usage) in cases {
+        let mut command = conch(arguments);
+        command.env("CONCH_URL", "http://127.0.0.1:1").env("CONCH_TOKEN", "t").env("CONCH_CONFIG", "conch.toml");
+        let done = Done::of(command.output().expect("the binary starts"));
+        let failure: serde_json::Value = serde_json::from_str(&done.stderr).expect("one JSON line");
+        let message = failure["error"]["message"].as_str();
+        let line = message.and_then(|message| message.lines().find_map(|line| line.strip_prefix("Usage: ")));
+        assert_eq!((done.code, line), (2, Some(usage)), "{arguments:?}: {done:?}");
+    }
+}
+
 #[test]
 fn help_lists_the_exit_codes() {
     let done = run(&["--help"]);

@@ -7,6 +7,7 @@ mod commands;
 mod crashes;
 mod disk;
 mod flow;
+mod hostile;
 mod memory;
 mod node;
 mod operators;

@@ -9,7 +9,7 @@ const PUSHES: u64 = 64;
 /// What 64 unread pages of a mebibyte each, and their encodings, would exceed by far.
 const GROWTH_MAX_KIB: u64 = 64 * 1024;
 
-fn resident_kib(pid: u32) -> u64 {
+pub(crate) fn resident_kib(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
     line.trim().trim_end_matches(" kB").trim().parse().expect("a number")

@@ -24,6 +24,18 @@ impl Key {
         Self { digest: hasher.finish(), client_msg_id, sender }
     }
 
+    /// Equal for equal keys, and nearly never for others.
+    pub(super) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// A key whose digest is what a test wants it to be.
+    #[cfg(test)]
+    pub(super) fn with_digest(digest: u64, client_msg_id: &str) -> Self {
+        let client_msg_id = client_msg_id.parse().expect("valid");
+        Self { digest, client_msg_id, sender: "alice".parse().expect("valid") }
+    }
+
     fn texts(&self) -> (&ClientMsgId, &Subject) {
         (&self.client_msg_id, &self.sender)
     }

@@ -49,6 +49,15 @@ pub struct Cancel {
     pub reason: Option<CancelReason>,
 }
 
+impl Cancel {
+    /// The same of another run of a turn that has not begun: nothing was said that could be kept, so it is rolled back in any
+    /// case, and has replaced nothing.
+    #[must_use]
+    pub fn before_it_runs_again(&self) -> Self {
+        Self { mode: CancelMode::Rollback, ..self.clone() }
+    }
+}
+
 /// An await is to be resolved.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolve {

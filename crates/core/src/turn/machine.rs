@@ -20,7 +20,7 @@ mod words;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use crate::ids::{Epoch, Seq, Subject};
+use crate::ids::{AgentName, Epoch, Seq, Subject};
 use crate::invariant::{Broken, Invariant};
 use crate::record::{Draft, Record, RecordKind};
 use crate::refusal::Retry;
@@ -33,7 +33,7 @@ use crate::turn::replaced;
 use crate::turn::running::{Counted, End, Runner, Running};
 
 pub use asks::NotDone;
-pub use words::{Action, Begin, Gone, Input, Now, Setup, StartRunner, TurnState};
+pub use words::{Action, AgentIs, Begin, Gone, Input, Now, Setup, StartRunner, TurnState};
 
 /// Most inputs that wait for a turn. The owner refuses the next one before it is appended; those that are in one batch
 /// with the last may exceed it by that batch.
@@ -210,6 +210,15 @@ impl TurnMachine {
     #[must_use]
     pub fn shown(&self) -> Option<Seq> {
         self.running.as_ref().filter(|running| running.end == End::None).map(|running| running.turn)
+    }
+
+    /// The agent that what is to be done next needs; `None`: nothing is, or not by an agent.
+    #[must_use]
+    pub fn needs(&self) -> Option<&AgentName> {
+        match &self.running {
+            Some(running) => Some(&running.agent).filter(|_| running.awaiting.is_none() && running.end == End::None),
+            None => Some(&self.setup.agent).filter(|_| self.queued.iter().any(|input| !self.leaving.contains(input))),
+        }
     }
 
     /// Where a turn stands.

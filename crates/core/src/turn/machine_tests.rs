@@ -62,7 +62,12 @@ struct Owner {
 }
 
 fn setup(second_message: SecondMessage) -> Setup {
-    Setup { agent: "demo".parse().expect("valid"), time: TURN_TIME, second_message, merge: Duration::from_secs(1) }
+    Setup {
+        time: TURN_TIME,
+        second_message,
+        merge: Duration::from_secs(1),
+        ..Setup::of("demo".parse().expect("valid"))
+    }
 }
 
 fn input(key: &str) -> Draft {

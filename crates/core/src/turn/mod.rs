@@ -38,7 +38,7 @@ mod overview_tests;
 pub use checkpoint::{CHECKPOINT_MAX_BYTES, CHECKPOINT_VERSION, InvalidCheckpoint, RunningTurn, TurnCheckpoint};
 pub use due::Due;
 pub use machine::{
-    Action, Begin, Gone, Input, JOIN_MAX_INPUTS, NotDone, Now, QUEUE_MAX_INPUTS, Setup, StartRunner, TurnMachine,
-    TurnState,
+    Action, AgentIs, Begin, Gone, Input, JOIN_MAX_INPUTS, NotDone, Now, QUEUE_MAX_INPUTS, Setup, StartRunner,
+    TurnMachine, TurnState,
 };
 pub use step::{OWN_NAME_MAX_BYTES, STEP_ID_MAX_BYTES, StepId};

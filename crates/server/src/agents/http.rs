@@ -1,10 +1,13 @@
-//! What all calls have in common: a client that follows no redirect, bodies within a bound, the time that a server asks for.
+//! What all calls have in common: a client that follows no redirect, bodies within a bound, the time that a server asks for, and
+//! what is said of those that fail.
+//!
+//! Invariant: what goes into a record names no address, for all who may read a conversation see it; the log does.
 
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
-use reqwest::{Response, Url, redirect};
+use reqwest::{Response, StatusCode, Url, redirect};
 
 /// Longest wait that a server's `Retry-After` is believed.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
@@ -44,7 +47,7 @@ impl BadUrl {
     }
 }
 
-/// An absolute `http` or `https` URL, and its host for messages. `instead`: the setting that holds what a user name and password
+/// An absolute `http` or `https` URL, and its host for the log. `instead`: the setting that holds what a user name and password
 /// would be for.
 pub(super) fn url(text: &str, instead: &'static str) -> Result<(Url, String), BadUrl> {
     let not_http = || BadUrl::not_http(text);
@@ -63,18 +66,66 @@ fn host(url: &Url) -> Option<String> {
     Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
 }
 
+/// What went wrong with a call, in two ways.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// For all who see the turn, and for the model: a reason, without addresses, and without words of a server that may hold some.
+    pub shown: String,
+    /// For the log, which the operator alone reads.
+    pub logged: String,
+}
+
+impl Trouble {
+    pub(super) fn new(shown: impl Into<String>, logged: impl Into<String>) -> Self {
+        Self { shown: shown.into(), logged: logged.into() }
+    }
+
+    /// What may be seen by all.
+    pub(super) fn plain(text: impl Into<String>) -> Self {
+        let shown = text.into();
+        Self { logged: shown.clone(), shown }
+    }
+
+    /// Put in front of both.
+    pub(super) fn of(self, who: &str) -> Self {
+        let Self { shown, logged } = self;
+        Self { shown: format!("{who} {shown}"), logged: format!("{who} {logged}") }
+    }
+}
+
+/// What became of a request without an answer, as who called is told. What went wrong below HTTP may name hosts.
+pub(super) fn lost(error: &reqwest::Error) -> Trouble {
+    let what = if error.is_connect() { "cannot be reached" } else { "broke off" };
+    Trouble::new(what, format!("{what}: {}", innermost(error)))
+}
+
+/// A status that is no success, with what was said about it, for the log alone.
+pub(super) fn refused(status: StatusCode, text: &str) -> Trouble {
+    let redirected = if status.is_redirection() { " (redirects are not followed)" } else { "" };
+    let said = if text.is_empty() { String::new() } else { format!(": {text}") };
+    let status = status.as_u16();
+    Trouble::new(format!("answered {status}{redirected}"), format!("answered {status}{said}{redirected}"))
+}
+
 /// Why a body was not read to its end.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Unread {
     /// It is longer than what is read.
-    #[error("is over {0} bytes")]
     TooLong(usize),
     /// Nothing came for this long.
-    #[error("stopped in the middle")]
     Silence,
     /// The connection broke.
-    #[error("broke off: {0}")]
-    Broken(String),
+    Broken(Trouble),
+}
+
+impl Unread {
+    pub(super) fn trouble(self) -> Trouble {
+        match self {
+            Self::TooLong(bytes) => Trouble::plain(format!("is over {bytes} bytes")),
+            Self::Silence => Trouble::plain("stopped in the middle"),
+            Self::Broken(trouble) => trouble,
+        }
+    }
 }
 
 /// Reads a body of up to `limit` bytes, of which some comes within each `silence`.
@@ -84,7 +135,7 @@ pub(super) async fn read_body(response: Response, limit: usize, silence: Duratio
     loop {
         let piece = tokio::time::timeout(silence, pieces.next()).await.map_err(|_| Unread::Silence)?;
         let Some(piece) = piece else { return Ok(body) };
-        let piece = piece.map_err(|error| Unread::Broken(innermost(&error)))?;
+        let piece = piece.map_err(|error| Unread::Broken(lost(&error)))?;
         if body.len() + piece.len() > limit {
             return Err(Unread::TooLong(limit));
         }

@@ -14,6 +14,6 @@ mod tool;
 mod worker;
 
 pub use callback::{Asked, Callbacks, PATH as CALLBACK_PATH};
-pub use http::BadUrl;
+pub use http::{BadUrl, Trouble};
 pub use openai::ModelAgent;
 pub use worker::WorkerAgent;

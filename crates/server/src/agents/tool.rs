@@ -16,7 +16,7 @@ use reqwest::{Response, StatusCode, Url};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::http::{self, Backoff, DEPTH_MAX, Unread};
+use super::http::{self, Backoff, DEPTH_MAX, Trouble, Unread};
 use crate::config::agents::{Approval, ToolConfig, WhenUnknown};
 use crate::turn::agent::Halt;
 use crate::turn::context::{OnUnknown, TurnContext};
@@ -48,10 +48,12 @@ pub(super) enum Earlier {
 /// One try.
 enum Try {
     Over(Outcome),
+    /// It did not happen, for good.
+    Never(Trouble),
     /// It did not happen, and may a little later.
-    Later(String, Duration),
+    Later(Trouble, Duration),
     /// It may have happened.
-    Doubt(String),
+    Doubt(Trouble),
 }
 
 /// See the module's description.
@@ -60,6 +62,8 @@ pub(super) struct Tool {
     pub(super) spec: ToolSpec,
     pub(super) on_unknown: OnUnknown,
     pub(super) approval: Approval,
+    /// How long a person has for that.
+    pub(super) approval_within: Duration,
     schema: Schema,
     url: Url,
     host: String,
@@ -84,6 +88,7 @@ impl Tool {
                 WhenUnknown::Ask => OnUnknown::Ask,
             },
             approval: config.approval,
+            approval_within: Duration::from_secs(config.approval_s),
             schema,
             url,
             host,
@@ -113,14 +118,23 @@ impl Tool {
         let mut backoff = Backoff::from(FIRST_PAUSE);
         let mut tries = 1;
         loop {
-            let (problem, wait) = match self.try_once(turn, step, arguments).await {
+            let tried = self.try_once(turn, step, arguments).await;
+            if let Try::Never(Trouble { logged, .. })
+            | Try::Later(Trouble { logged, .. }, _)
+            | Try::Doubt(Trouble { logged, .. }) = &tried
+            {
+                let (conversation, turn) = (turn.conversation(), turn.turn());
+                tracing::info!(%conversation, %turn, %step, tool = self.name, host = self.host, problem = logged, tries, "a call to a tool has no result");
+            }
+            let (problem, wait) = match tried {
                 Try::Over(outcome) => return Ok(outcome),
-                Try::Later(problem, wait) => (problem, wait),
-                Try::Doubt(problem) if self.on_unknown == OnUnknown::Retry => {
+                Try::Never(Trouble { shown, .. }) => return Ok(Outcome::Failed(shown)),
+                Try::Later(Trouble { shown, .. }, wait) => (shown, wait),
+                Try::Doubt(Trouble { shown, .. }) if self.on_unknown == OnUnknown::Retry => {
                     earlier = Earlier::Perhaps;
-                    (problem, Duration::ZERO)
+                    (shown, Duration::ZERO)
                 }
-                Try::Doubt(problem) => return Ok(Outcome::Unknown(problem)),
+                Try::Doubt(Trouble { shown, .. }) => return Ok(Outcome::Unknown(shown)),
             };
             if tries >= TRIES {
                 return Ok(match earlier {
@@ -129,7 +143,6 @@ impl Tool {
                 });
             }
             tries += 1;
-            tracing::debug!(tool = self.name, %step, problem, "a tool is called again");
             let pause = backoff.pause(wait, |below| turn.seams().jitter(below));
             turn.sleep(pause).await?;
         }
@@ -146,61 +159,55 @@ impl Tool {
             .header("conch-turn", turn.turn().to_string())
             .header("conch-step", step.as_str())
             .body(arguments.to_string());
-        let host = &self.host;
         // The whole try is bounded, its answer's body included.
         let answered = async {
             match call.send().await {
                 Ok(response) => self.read(response).await,
-                Err(error) if error.is_connect() => Try::Later(
-                    format!("the tool at {host} cannot be reached: {}", http::innermost(&error)),
-                    Duration::ZERO,
-                ),
-                Err(error) => Try::Doubt(format!("the tool at {host}: {}", http::innermost(&error))),
+                Err(error) if error.is_connect() => Try::Later(http::lost(&error).of(TOOL), Duration::ZERO),
+                Err(error) => Try::Doubt(http::lost(&error).of(TOOL)),
             }
         };
         let timed = tokio::time::timeout(self.timeout, answered).await;
         timed.unwrap_or_else(|_| {
-            Try::Doubt(format!("the tool at {host} did not answer within {} ms", self.timeout.as_millis()))
+            Try::Doubt(Trouble::plain(format!("{TOOL} did not answer within {} ms", self.timeout.as_millis())))
         })
     }
 
     async fn read(&self, response: Response) -> Try {
-        let (host, status) = (&self.host, response.status());
+        let status = response.status();
         if status.is_success() {
             return match http::read_body(response, STEP_OUTPUT_MAX_BYTES, self.timeout).await {
-                Ok(body) => Try::Over(self.output(body)),
+                Ok(body) => output(body),
                 // It has answered: it was done.
-                Err(too_long @ Unread::TooLong(_)) => {
-                    Try::Over(Outcome::Failed(format!("the answer of the tool at {host} {too_long}")))
-                }
-                Err(broken) => Try::Doubt(format!("the answer of the tool at {host} {broken}")),
+                Err(too_long @ Unread::TooLong(_)) => Try::Never(too_long.trouble().of(ANSWER)),
+                Err(broken) => Try::Doubt(broken.trouble().of(ANSWER)),
             };
         }
         let wait = http::retry_after(response.headers()).unwrap_or_default();
         let text = http::refusal_text(response, self.timeout).await;
-        let said = if text.is_empty() { String::new() } else { format!(": {text}") };
-        let problem = format!("the tool at {host} answered {}{said}", status.as_u16());
+        let trouble = http::refused(status, &text).of(TOOL);
         match status {
-            StatusCode::TOO_MANY_REQUESTS => Try::Later(problem, wait),
-            _ if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT => Try::Doubt(problem),
-            _ if status.is_redirection() => {
-                Try::Over(Outcome::Failed(format!("{problem} (redirects are not followed)")))
-            }
-            _ => Try::Over(Outcome::Failed(problem)),
+            StatusCode::TOO_MANY_REQUESTS => Try::Later(trouble, wait),
+            _ if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT => Try::Doubt(trouble),
+            // What is wrong with the call is for the model to know: it may ask for another one.
+            _ if status.is_client_error() => Try::Never(Trouble::plain(trouble.logged)),
+            _ => Try::Never(trouble),
         }
     }
+}
 
-    /// JSON as it is, anything else, and what is nested too deeply for a record, as text.
-    fn output(&self, body: Vec<u8>) -> Outcome {
-        if body.is_empty() {
-            return Outcome::Done(Value::Null);
-        }
-        let Ok(text) = String::from_utf8(body) else {
-            return Outcome::Failed(format!("the answer of the tool at {} is not UTF-8", self.host));
-        };
-        let read = if is_deeper_than(&text, DEPTH_MAX) { None } else { serde_json::from_str(&text).ok() };
-        Outcome::Done(read.unwrap_or(Value::String(text)))
+/// The subject of what is said of a tool: its name is in the step.
+const TOOL: &str = "the tool";
+const ANSWER: &str = "the tool's answer";
+
+/// JSON as it is, anything else, and what is nested too deeply for a record, as text.
+fn output(body: Vec<u8>) -> Try {
+    if body.is_empty() {
+        return Try::Over(Outcome::Done(Value::Null));
     }
+    let Ok(text) = String::from_utf8(body) else { return Try::Never(Trouble::plain(format!("{ANSWER} is not UTF-8"))) };
+    let read = if is_deeper_than(&text, DEPTH_MAX) { None } else { serde_json::from_str(&text).ok() };
+    Try::Over(Outcome::Done(read.unwrap_or(Value::String(text))))
 }
 
 fn headers(config: &ToolConfig) -> Result<HeaderMap, String> {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use conch_core::ids::AgentName;
+use conch_core::turn::awaits::{AWAIT_DEFAULT, AWAIT_MAX};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
@@ -21,6 +22,8 @@ use crate::auth::secret::Secret;
 pub const TOOLS_MAX: usize = 64;
 /// The range of a tool's `timeout_ms`.
 const TOOL_TIMEOUT_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
+/// The range of a tool's `approval_s`: as long as anything may be waited for.
+const TOOL_APPROVAL_S: std::ops::RangeInclusive<u64> = 1..=AWAIT_MAX.as_secs();
 /// Where OpenAI's own service is.
 pub const OPENAI_BASE_URL: &str = "https://api.openai.com/v1";
 /// The model of the agent that exists by itself, unless `OPENAI_MODEL` names one.
@@ -315,6 +318,9 @@ pub struct ToolConfig {
     /// Whether a person is asked before each call.
     #[serde(default)]
     pub approval: Approval,
+    /// Seconds that a person has to approve a call, 1 to 2592000; then it is not made.
+    #[serde(default = "default_approval_s")]
+    pub approval_s: u64,
     /// Milliseconds that one try may take, 10 to 600000.
     #[serde(default = "default_timeout_ms")]
     pub timeout_ms: u64,
@@ -324,6 +330,11 @@ pub struct ToolConfig {
     /// Headers whose values are in environment variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers_env: BTreeMap<String, FromEnv>,
+}
+
+/// A day.
+fn default_approval_s() -> u64 {
+    AWAIT_DEFAULT.as_secs()
 }
 
 fn default_timeout_ms() -> u64 {
@@ -339,6 +350,10 @@ impl ToolConfig {
         if !TOOL_TIMEOUT_MS.contains(&self.timeout_ms) {
             let (least, most) = (TOOL_TIMEOUT_MS.start(), TOOL_TIMEOUT_MS.end());
             return Err(format!("timeout_ms: is {}; must be {least} to {most} milliseconds", self.timeout_ms));
+        }
+        if !TOOL_APPROVAL_S.contains(&self.approval_s) {
+            let (least, most) = (TOOL_APPROVAL_S.start(), TOOL_APPROVAL_S.end());
+            return Err(format!("approval_s: is {}; must be {least} to {most} seconds", self.approval_s));
         }
         Ok(())
     }

@@ -57,6 +57,7 @@ impl Config {
             claims_per_s: limits.claims_per_s,
             claims_burst: limits.claims_burst,
             route_budget: Duration::from_millis(limits.route_ms),
+            agent_wait: Duration::from_millis(limits.agent_wait_ms),
         }
     }
 

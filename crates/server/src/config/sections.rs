@@ -176,6 +176,8 @@ section! {
         claims_burst: u32 = 100, Range(1, 100_000);
         /// Milliseconds for which a node itself looks for an owner before it answers with a directive. At most limits.request_timeout_ms.
         route_ms: u64 = 5_000, Range(100, MINUTE_MS);
+        /// Milliseconds for which a turn whose agent its node lacks waits for a node that has it; then it fails (`agent_unknown`).
+        agent_wait_ms: u64 = 60_000, Range(0, 10 * MINUTE_MS);
         /// Frames that may wait for one follower; over it the follower is dropped and comes back.
         follower_frames: usize = 4_096, Range(16, 1_000_000);
         /// Commands that may wait for one hub.

@@ -406,6 +406,7 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
         (format!("{model}tools = 'x'\n"), "agents.a.tools: invalid type: string"),
         (tool("x = 1"), "agents.a.tools: \"t\": unknown field `x`"),
         (tool("timeout_ms = 1"), "agents.a.tools: \"t\": timeout_ms: is 1; must be 10 to 600000 milliseconds"),
+        (tool("approval_s = 0"), "agents.a.tools: \"t\": approval_s: is 0; must be 1 to 2592000 seconds"),
         (tool("on_unknown = 'hope'"), "agents.a.tools: \"t\": unknown variant `hope`"),
         (tool("parameters = '{'"), "agents.a.tools: \"t\": parameters: is not JSON: "),
         (tool("parameters = 7"), "agents.a.tools: \"t\": parameters: must be a table, or JSON as text"),

@@ -138,6 +138,8 @@ struct Hub {
     reach: Reach,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
+    /// The last look for the owner found that there is no such conversation.
+    is_nowhere: bool,
 }
 
 enum Wake {
@@ -188,6 +190,7 @@ impl Hub {
             reach: Reach::default(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
+            is_nowhere: false,
             hubs,
             shared,
             conversation,
@@ -219,6 +222,9 @@ impl Hub {
     }
 
     /// Waits for the next thing to do. Cancel safe: receivers lose nothing, futures are kept across calls.
+    ///
+    /// Commands come last: they are what clients make as many of as they like, and a storm of joins must hold up neither those
+    /// who leave nor what is due.
     async fn wake(&mut self) -> Wake {
         let frame = async {
             match &mut self.follow {
@@ -244,7 +250,6 @@ impl Hub {
             biased;
             frame = frame => Wake::Frame(frame),
             result = followed => Wake::Followed(result),
-            // These come seldom, or for each session once. Commands come as fast as clients want, and would keep them waiting.
             () = &mut self.tick => Wake::Tick,
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,
@@ -275,8 +280,10 @@ impl Hub {
         self.look_at_the_crowd();
     }
 
+    /// Nobody watches, and nobody is expected to come back soon: one who asks for what there is not leaves nothing behind.
     fn has_lingered(&self) -> bool {
-        let lingered = self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
-        self.watchers.is_empty() && self.waiting.is_empty() && lingered
+        let lingered = || self.shared.node.seams.now().since(self.last_session) >= self.shared.limits.linger;
+        let holds = self.shared.node.rules.hold(Rule::NowhereEndsAtOnce);
+        self.watchers.is_empty() && self.waiting.is_empty() && ((self.is_nowhere && holds) || lingered())
     }
 }

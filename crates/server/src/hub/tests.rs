@@ -1,7 +1,9 @@
 //! Limits of a gateway's hubs, and who may stay.
 
+use super::catch_up_tests::Counting;
 use super::*;
 use crate::config::Config;
+use crate::rules::{Rule, Rules};
 use crate::testing::{self, hits};
 
 fn conversation(id: &str) -> ConvRef {
@@ -93,4 +95,73 @@ async fn who_is_no_member_any_more_is_cut_off_in_time() {
     assert!(in_time(Arc::clone(&sinks[0])).await, "bob is cut off");
     assert!(!in_time(Arc::clone(&sinks[1])).await, "carol is a member");
     assert!(!in_time(Arc::clone(&sinks[2])).await, "dave has a grant");
+}
+
+fn joins(sub: &str) -> Join {
+    let sink = Arc::new(Counting::default());
+    Join { sink, sub: sub.parse().expect("valid"), name: None, after: None, log: None }
+}
+
+/// More than a task does before the others have their turn, so that it never finds the queue empty.
+const ASKING: usize = 8;
+
+#[tokio::test]
+async fn who_leaves_is_gone_however_much_is_asked_meanwhile() {
+    let config = Config::default();
+    let node = testing::node(&config, testing::empty_store());
+    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = testing::channel(&node, "c").await;
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let stays = hubs.join(&conversation, joins("alice")).await.expect("joined");
+    let leaves = hubs.join(&conversation, joins("bob")).await.expect("joined");
+    assert_eq!(node.metrics.sessions.get(), 2);
+    let asking: Vec<_> = (0..ASKING)
+        .map(|_| {
+            let commands = stays.hub.commands.clone();
+            tokio::spawn(async move {
+                while commands.send(Command::Present { answer: oneshot::channel().0 }).await.is_ok() {}
+            })
+        })
+        .collect();
+    hit_full(&stays.hub).await;
+    drop(leaves);
+    for _ in 0..1_000 {
+        if node.metrics.sessions.get() == 1 {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(node.metrics.sessions.get(), 1, "who has left is not there any more");
+    for asking in asking {
+        asking.abort();
+    }
+}
+
+/// Waits until there is no room among a hub's commands.
+async fn hit_full(hub: &HubHandle) {
+    while hub.commands.capacity() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How many hubs are left a while after somebody asked for a conversation that there is not.
+async fn hubs_left(rules: &[Rule]) -> i64 {
+    let config = Config::default();
+    let node = Node::new(&config, testing::empty_store(), crate::runtime::seams());
+    let node = Arc::new(Node { rules: Rules::without(rules), ..node });
+    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let refusal =
+        hubs.join(&conversation("nowhere"), joins("alice")).await.err().expect("there is no such conversation");
+    assert_eq!(refusal.code, Code::NotFound);
+    assert_eq!(node.metrics.hubs.get(), 1);
+    // Of the runtime's time, which nobody waits for; what a hub lingers for is measured on the node's own clock.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    node.metrics.hubs.get()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_for_what_there_is_not_leaves_no_hub_behind() {
+    assert_eq!(hubs_left(&[]).await, 0);
+    assert_eq!(hubs_left(&[Rule::NowhereEndsAtOnce]).await, 1);
 }

@@ -49,6 +49,7 @@ impl Service for NodeService {
                 Response::Appended(self.router.turn_within(&conversation.into(), ask, hops, ON_BEHALF).await)
             }
             Request::Offer { conversations } => Response::Takes(self.router.takes(conversations)),
+            Request::TakeSession { agent } => Response::Takes(self.router.takes_session(&agent)),
             Request::Share { conversations, level } => {
                 Response::Takes(self.router.takes_share(from, conversations, level))
             }

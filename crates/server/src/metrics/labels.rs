@@ -55,6 +55,8 @@ label! {
         CatchUpRate = "catch_up_rate",
         /// Reads for catching up in flight.
         Reads = "reads",
+        /// Reads of personal streams that begin, or look again.
+        PersonalReads = "personal_reads",
         /// Bytes that wait for one socket or stream.
         Outbox = "outbox",
         /// Conversations of which the other nodes are to be told.

@@ -56,6 +56,8 @@ pub(crate) enum Command {
     Turn { ask: TurnAsk, reply: Reply },
     /// Show a live event of a turn.
     Live(LiveEvent),
+    /// What the search of this number was for is nowhere.
+    AgentIsNowhere { search: u64 },
     /// Turns are run in this way from now on, unless it was read before what is known.
     SetUp { read: SetUp, done: oneshot::Sender<()> },
     /// A follower tells something.
@@ -302,6 +304,11 @@ impl OwnerHandle {
         handed.await.ok()?
     }
 
+    /// What the owner sought is nowhere. One that is gone need not know.
+    pub(crate) async fn agent_is_nowhere(&self, search: u64) {
+        let _ = self.ask(Command::AgentIsNowhere { search }).await;
+    }
+
     /// Asks the owner to release and waits until it has; returns at once when it is gone.
     pub(crate) async fn release(&self) {
         let (done, released) = oneshot::channel();
@@ -325,6 +332,19 @@ fn overloaded() -> Refusal {
 /// Told of every published record: the conversation and its new last seq.
 pub type OnPublished = Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>;
 
+/// An owner lacks the agent of what it is to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Search {
+    pub conversation: ConvRef,
+    pub epoch: Epoch,
+    pub agent: AgentName,
+    /// Counts those of this owner.
+    pub number: u64,
+}
+
+/// Begins a search. It ends with the owner, which is handed over, or with [`Command::AgentIsNowhere`].
+pub(crate) type Seek = Arc<dyn Fn(Search) + Send + Sync>;
+
 /// Told to the router when an owner's task ends.
 pub(crate) type OnEnd = Box<dyn FnOnce(End) + Send>;
 
@@ -337,4 +357,5 @@ pub(crate) struct Charge {
     pub tenure: Tenure,
     pub agents: Arc<Agents>,
     pub on_published: OnPublished,
+    pub seek: Seek,
 }

@@ -35,6 +35,7 @@ use crate::rules::Rule;
 mod asks;
 mod followers;
 mod leaving;
+mod seeking;
 mod sessions;
 
 /// Time between two position marks to followers, and between two looks at idleness.
@@ -246,6 +247,7 @@ impl Owner {
             Command::Join { turn, reply } => self.join(turn, reply),
             Command::Turn { ask, reply } => self.turn_ask(ask, reply),
             Command::Live(event) => self.live(event),
+            Command::AgentIsNowhere { search } => self.agent_is_nowhere(search),
             Command::SetUp { read, done } => {
                 self.set_up(read);
                 // Whoever read it may be gone.
@@ -436,11 +438,15 @@ fn original(duplicate: Duplicate) -> (Seq, Original) {
 /// What a client is told when the store did not take a write, for certain.
 pub(crate) fn store_refusal(error: &StoreError) -> Refusal {
     let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+    let later = |detail: &str| Refusal::retry(Code::StoreUnavailable, detail, retry);
+    if !matches!(error, StoreError::Collision) {
+        tracing::debug!(%error, "the store refuses");
+    }
     match error {
         StoreError::Collision => Refusal::new(Code::Conflict, error.to_string()),
-        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, error.to_string()),
-        StoreError::Unavailable(_) | StoreError::Ambiguous(_) | StoreError::Full(_) => {
-            Refusal::retry(Code::StoreUnavailable, error.to_string(), retry)
-        }
+        StoreError::Damaged(_) => Refusal::new(Code::StoreUnavailable, "the store is damaged"),
+        StoreError::Unavailable(_) => later("the store is unavailable"),
+        StoreError::Ambiguous(_) => later("the store's answer was lost"),
+        StoreError::Full(_) => later("the store is full"),
     }
 }

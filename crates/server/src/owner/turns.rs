@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conch_core::ids::{ClientMsgId, ConvRef, ConversationId, Epoch, Seq, Subject};
+use conch_core::ids::{AgentName, ClientMsgId, ConvRef, ConversationId, Epoch, Seq, Subject};
 use conch_core::record::{Draft, Record, RecordKind};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::sequencer::{Receipt, Ticket};
@@ -51,6 +51,18 @@ pub(super) struct Turns {
     /// Runners that were told to stop and are not over yet.
     stopping: BTreeSet<Seq>,
     checkpoint_version: u64,
+    /// The agent that is looked for elsewhere.
+    pub(super) sought: Sought,
+}
+
+/// An agent that this owner lacks.
+pub(super) struct Sought {
+    /// Which is looked for.
+    pub(super) agent: Option<AgentName>,
+    /// How many searches there were.
+    pub(super) searches: u64,
+    /// Which was not found: its turns fail.
+    pub(super) nowhere: watch::Sender<Option<AgentName>>,
 }
 
 /// The work on a turn.
@@ -109,6 +121,7 @@ impl Turns {
             attempts: (Seq(0), Arc::default()),
             stopping: BTreeSet::new(),
             checkpoint_version,
+            sought: Sought { agent: None, searches: 0, nowhere: watch::Sender::new(None) },
         })
     }
 
@@ -255,6 +268,7 @@ pub(super) struct OwnerPort {
     pub(super) node: Arc<Node>,
     pub(super) commands: mpsc::Sender<Command>,
     pub(super) attempts: Arc<AtomicU32>,
+    pub(super) nowhere: Option<watch::Receiver<Option<AgentName>>>,
 }
 
 #[async_trait]
@@ -286,6 +300,15 @@ impl TurnPort for OwnerPort {
     fn live(&self, event: LiveEvent) {
         // A full queue drops it; the next snapshot or the record heals what viewers see.
         let _ = self.commands.try_send(Command::Live(event));
+    }
+
+    async fn agent_is_nowhere(&self, agent: &AgentName) {
+        let Some(mut nowhere) = self.nowhere.clone() else { return };
+        let told = nowhere.wait_for(|gone| gone.as_ref() == Some(agent)).await.is_ok();
+        if !told {
+            // The owner is gone, and drops this run.
+            std::future::pending::<()>().await;
+        }
     }
 
     fn rules(&self) -> Rules {

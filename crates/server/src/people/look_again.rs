@@ -1,7 +1,7 @@
 //! The repair of what a stream was not told of: each stream goes through its conversations now and then.
 //!
-//! Only where there are other nodes, for what happens here is never missed. A few streams look at once, and each at a
-//! moment of its own.
+//! Only where there are other nodes, for what happens here is never missed. A few streams read at once, and each at a
+//! moment of its own. Invariant: a client that takes nothing holds up no other stream's look.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +14,7 @@ use super::*;
 
 /// Time between two looks of a stream, and up to a half more.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Streams of a gateway that look at once.
+/// Streams of a gateway that read a page at once while they look.
 pub(super) const LOOKS: usize = 4;
 
 /// Whether a look is worth its reads.
@@ -65,10 +65,9 @@ impl Stream {
     /// Sends what differs from what the client knows.
     pub(super) async fn look_again(&mut self, address: &Address) -> Result<(), Ended> {
         let people = self.people.clone();
-        let _turn = people.shared.looks.acquire().await;
         let (mut seen, mut after) = (BTreeSet::new(), None);
         while seen.len() < STREAM_CONVERSATIONS {
-            let page = self.page(after.as_ref()).await?;
+            let page = self.page(&people.shared.looks, after.as_ref()).await?;
             for summary in &page.summaries {
                 let conversation = ConvRef::from(summary.id.clone());
                 seen.insert(conversation.key);

@@ -1,5 +1,8 @@
 //! What a stream watches, and what it looks at again.
 
+use conch_store::faulty::{Call, Fault, FaultPlan, FaultyStore};
+use conch_store::memory::MemoryStore;
+
 use super::*;
 use crate::config::Config;
 use crate::testing;
@@ -117,4 +120,81 @@ async fn a_node_that_is_alone_does_not_look_again() {
     node.store.remove_member(&conversation, &bob).await.expect("removed, and not told");
     tokio::time::sleep(A_LOOK).await;
     assert_eq!(sink.take(), []);
+}
+
+/// Takes so many frames, and has no room for any other, ever.
+struct Stuck(Mutex<usize>);
+
+impl FrameSink for Stuck {
+    fn push(&self, _frame: &Arc<Frame>) -> Push {
+        let mut room = self.0.lock().expect("no panic");
+        if *room == 0 {
+            return Push::Behind;
+        }
+        *room -= 1;
+        Push::Accepted
+    }
+
+    fn room(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+
+    fn end(&self, _reason: &conch_core::refusal::Refusal) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_take_nothing_hold_up_nobody_elses_look() {
+    let node = testing::node(&Config::default(), testing::empty_store());
+    testing::see_a_peer(&node);
+    let (first, second) = (testing::channel(&node, "first").await, testing::channel(&node, "second").await);
+    let people = People::new(Arc::clone(&node));
+    let (bob, carol): (Subject, Subject) = ("bob".parse().expect("valid"), "carol".parse().expect("valid"));
+    // Room for `caught_up`.
+    let stuck = (0..=look_again::LOOKS).map(|_| people.join(bob.clone(), Arc::new(Stuck(Mutex::new(1)))));
+    let _stuck: Vec<PersonalSession> = stuck.collect();
+    let sink = Arc::new(Recording::default());
+    let _session = people.join(carol.clone(), Arc::clone(&sink) as Arc<dyn FrameSink>);
+    tokio::time::sleep(WINDOW).await;
+    node.store.add_member(&first, &bob).await.expect("added");
+    tokio::time::sleep(A_LOOK).await;
+    sink.take();
+    // Each of the others has found something by now, and waits for room.
+    node.store.add_member(&second, &carol).await.expect("added");
+    tokio::time::sleep(A_LOOK).await;
+    let told: Vec<String> = sink.take().into_iter().map(|(event, _)| event).collect();
+    assert_eq!(told, ["membership", "conversation"]);
+}
+
+/// Counts reads of pages.
+#[derive(Default)]
+struct Pages(std::sync::atomic::AtomicUsize);
+
+impl FaultPlan for Pages {
+    fn next(&self, call: Call) -> Fault {
+        if call == Call::Summaries {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+        Fault::None
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_were_given_up_read_nothing_and_few_read_at_once() {
+    let pages = Arc::new(Pages::default());
+    let plan = Arc::clone(&pages) as Arc<dyn FaultPlan>;
+    let store = FaultyStore::new(Arc::new(MemoryStore::new("test", Arc::new(|| 0))), plan, Arc::new(|_| {}));
+    let node = testing::node(&Config::default(), Arc::new(store));
+    let people = People::new(Arc::clone(&node));
+    let bob: Subject = "bob".parse().expect("valid");
+    let held = people.shared.beginnings.acquire_many(u32::try_from(BEGINNINGS).expect("few")).await.expect("open");
+    let many: Vec<PersonalSession> = (0..1_000).map(|_| people.join(bob.clone(), Arc::new(Sink))).collect();
+    testing::hit(&node, "personal_reads").await;
+    tokio::time::sleep(WINDOW).await;
+    let read = || pages.0.load(std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(read(), 0, "they wait for their turn");
+    let mut many = many;
+    many.truncate(1);
+    drop(held);
+    tokio::time::sleep(WINDOW).await;
+    assert_eq!(read(), 1, "the one whose client is still there");
 }

@@ -31,6 +31,7 @@ impl Router {
             tenure,
             agents: Arc::clone(&self.shared.agents),
             on_published: Arc::clone(&self.shared.on_published),
+            seek: self.seek(),
         };
         // The entry is written before the task can end, so that its end finds it.
         let mut table = self.table();

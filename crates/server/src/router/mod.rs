@@ -15,6 +15,7 @@ mod claims;
 mod drain;
 mod keeping;
 mod lookups;
+mod seeking;
 mod setup;
 mod sighting;
 pub mod survey;

@@ -49,6 +49,9 @@ pub trait TurnPort: Send + Sync {
     /// Counts another attempt of the turn in this epoch, and says which one it is.
     fn next_attempt(&self) -> u32;
 
+    /// Returns when a turn's agent, which this node lacks, was not found with any other one either.
+    async fn agent_is_nowhere(&self, _agent: &AgentName) {}
+
     /// The rules that hold: in the product, all.
     fn rules(&self) -> Rules {
         Rules::default()

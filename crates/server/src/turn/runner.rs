@@ -66,11 +66,14 @@ async fn work(
     let agent = agents.get(&run.agent).cloned();
     let limits = agent.as_ref().map_or_else(AgentLimits::default, |agent| agent.limits);
     let name = run.agent.clone();
-    let mut context = TurnContext::new(seams, port, run, limits, signal, offers);
-    let result = match (context.resume().await, &agent) {
-        (Ok(()), Some(agent)) => answer(&mut context, agent).await,
-        (Ok(()), None) => Err(Halt::Failed(FailReason::AgentUnknown, format!("this node has no agent {name}"))),
-        (Err(halt), _) => Err(halt),
+    let mut context = TurnContext::new(seams, Arc::clone(&port), run, limits, signal, offers);
+    let result = match &agent {
+        Some(agent) => answer(&mut context, agent).await,
+        None => {
+            // Mostly this run ends meanwhile, for its owner is handed over.
+            port.agent_is_nowhere(&name).await;
+            Err(Halt::Failed(FailReason::AgentUnknown, format!("no node has the agent {name}")))
+        }
     };
     match result {
         Ok(()) => RunOutcome::Completed,
@@ -85,6 +88,7 @@ async fn work(
 }
 
 async fn answer(context: &mut TurnContext, agent: &Agent) -> Result<(), Halt> {
+    context.resume().await?;
     let Answer(text) = agent.work.run(context).await?;
     context.end(Answer(text)).await
 }

@@ -348,7 +348,7 @@ async fn a_turn_that_is_not_its_own_any_more_is_left_alone() {
 async fn an_agent_that_this_node_does_not_have_fails_the_turn() {
     let owner = Arc::new(Owner::new("hi"));
     assert_eq!(owner.run("other").await, RunOutcome::Failed(FailReason::AgentUnknown));
-    assert_eq!(owner.bodies(), [r#"{"detail":"this node has no agent other","reason":"agent_unknown"}"#]);
+    assert_eq!(owner.bodies(), [r#"{"detail":"no node has the agent other","reason":"agent_unknown"}"#]);
 }
 
 #[tokio::test]

@@ -11,29 +11,29 @@ async fn node() -> Node {
     Node::start_with(|config| config.agents.0.values_mut().for_each(|agent| agent.pace_ms = 20)).await
 }
 
-fn said(id: &str, text: &str) -> Value {
+pub(crate) fn said(id: &str, text: &str) -> Value {
     json!({"id": id, "role": "user", "parts": [{"type": "text", "text": text}]})
 }
 
-fn post(chat: &str, message: Value) -> Value {
+pub(crate) fn post(chat: &str, message: Value) -> Value {
     json!({"id": chat, "messages": [{"older": "ones do not count"}, message], "trigger": "submit-message"})
 }
 
 /// A chat's stream, read part by part.
-struct Parts {
+pub(crate) struct Parts {
     response: Response,
     text: String,
     /// The body ended in order.
-    ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Parts {
-    async fn posted(client: &Client, body: Value) -> Self {
+    pub(crate) async fn posted(client: &Client, body: Value) -> Self {
         let sent = client.request("POST", "/ai/chat").json(&body).send();
         Self::of(within("a stream", sent).await.expect("the node answers"))
     }
 
-    async fn resumed(client: &Client, chat: &str) -> Self {
+    pub(crate) async fn resumed(client: &Client, chat: &str) -> Self {
         let sent = client.request("GET", &format!("/ai/chat/{chat}/stream")).send();
         Self::of(within("a stream", sent).await.expect("the node answers"))
     }
@@ -69,7 +69,7 @@ impl Parts {
         }
     }
 
-    async fn until(&mut self, kind: &str) -> Vec<Value> {
+    pub(crate) async fn until(&mut self, kind: &str) -> Vec<Value> {
         let mut parts = Vec::new();
         loop {
             let part = self.next().await.unwrap_or_else(|| panic!("the stream ended before {kind}: {parts:?}"));
@@ -81,7 +81,7 @@ impl Parts {
         }
     }
 
-    async fn rest(&mut self) -> Vec<Value> {
+    pub(crate) async fn rest(&mut self) -> Vec<Value> {
         let mut parts = Vec::new();
         while let Some(part) = self.next().await {
             parts.push(part);
@@ -91,7 +91,7 @@ impl Parts {
 }
 
 /// The text of each `text-start`.
-fn texts(parts: &[Value]) -> Vec<String> {
+pub(crate) fn texts(parts: &[Value]) -> Vec<String> {
     let mut texts: Vec<String> = Vec::new();
     for part in parts {
         match part["type"].as_str() {
@@ -104,13 +104,13 @@ fn texts(parts: &[Value]) -> Vec<String> {
 }
 
 /// The types, several deltas in a row as one.
-fn types(parts: &[Value]) -> Vec<&str> {
+pub(crate) fn types(parts: &[Value]) -> Vec<&str> {
     let mut types: Vec<&str> = parts.iter().map(|part| part["type"].as_str().expect("a type")).collect();
     types.dedup();
     types
 }
 
-async fn messages(client: &Client, chat: &str) -> Vec<Value> {
+pub(crate) async fn messages(client: &Client, chat: &str) -> Vec<Value> {
     let answer = client.get(&format!("/ai/chat/{chat}/messages")).await.ok(200);
     answer.as_array().expect("a list").clone()
 }
@@ -229,6 +229,25 @@ async fn an_approval_is_a_part_and_a_stream_goes_on_when_it_is_given() {
     );
     let resumed = Parts::resumed(&alice, "s").await.until("data-await").await;
     assert_eq!(resumed.last(), Some(&asked), "who waits is open, whoever comes back");
+}
+
+#[tokio::test]
+async fn a_question_whose_turn_is_cancelled_is_closed_for_who_watches_and_for_who_comes_back() {
+    let node = node().await;
+    let alice = node.client("alice");
+    let mut stream = Parts::posted(&alice, post("s", said("u1", "with my approval: 3 + 4"))).await;
+    let asked = stream.until("data-await").await.pop().expect("it was waited for");
+    let turn = alice.log("s").await[0]["seq"].clone();
+    alice.post(&format!("/v1/conversations/s/turns/{turn}/cancel"), json!({"mode": "keep"})).await.ok(200);
+    let rest = stream.rest().await;
+    assert!(stream.ended && types(&rest).ends_with(&["data-await", "message-metadata", "abort"]), "{rest:?}");
+    let closed = &rest[rest.len() - 3];
+    assert_eq!((&closed["id"], &closed["data"]["state"]), (&asked["id"], &json!("closed")));
+    let kept = messages(&alice, "s").await;
+    let parts = kept[1]["parts"].as_array().expect("parts");
+    let of_await: Vec<&Value> = parts.iter().filter(|part| part["type"] == "data-await").collect();
+    assert_eq!(of_await.len(), 1, "{kept:?}");
+    assert_eq!(of_await[0]["data"], closed["data"], "a page that is loaded again shows no buttons either");
 }
 
 #[tokio::test]

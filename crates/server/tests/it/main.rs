@@ -6,6 +6,7 @@ mod access;
 mod agents;
 mod bad_input;
 mod chats;
+mod chats_broken;
 mod cluster;
 mod conversations;
 mod events;

@@ -324,6 +324,31 @@ async fn a_run_that_is_rolled_back_has_replaced_nothing() {
     }
 }
 
+/// Nothing was said that could be kept: the former answer counts again, and may be run again.
+#[tokio::test]
+async fn a_run_that_is_cancelled_before_it_begins_has_replaced_nothing() {
+    let (_node, alice) = desk(Pace::Quick).await;
+    let first = started(&alice, "1", "1 + 1").await;
+    in_state(&alice, first, "completed").await;
+    let set = async |settings: Value| {
+        alice.call("PATCH", "/v1/conversations/s", json!({ "settings": settings })).await.ok(200);
+    };
+    // What comes waits ten seconds for more.
+    set(json!({"second_message": "merge", "merge_ms": 10_000})).await;
+    let again = async |key: &str| alice.post(TURNS, json!({"client_msg_id": key, "regenerate": first})).await;
+    let run = again("r1").await.ok(202)["turn"].as_u64().expect("a turn");
+    assert_eq!(shown(&alice, run).await["state"], "queued");
+    let keep = json!({"mode": "keep"});
+    let done = alice.post(&cancel_path(run), keep.clone()).await.ok(200);
+    let same = alice.post(&cancel_path(run), keep).await.ok(200);
+    assert_eq!((&same["seq"], &same["duplicate"]), (&done["seq"], &json!(true)));
+    assert_eq!(shown(&alice, run).await["cancelled"], json!({"mode": "rollback", "by": "alice"}));
+    assert_eq!(shown(&alice, first).await["state"], "completed", "it counts again");
+    set(json!({"second_message": "queue"})).await;
+    let run = again("r2").await.ok(202)["turn"].as_u64().expect("a turn");
+    in_state(&alice, run, "completed").await;
+}
+
 #[tokio::test]
 async fn a_channel_takes_the_same() {
     let (node, alice) = desk(Pace::Quick).await;

@@ -6,6 +6,7 @@ mod balance;
 mod cluster;
 mod faults;
 mod following;
+mod lacking;
 mod load;
 mod model;
 mod routing;

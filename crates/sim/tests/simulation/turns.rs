@@ -14,6 +14,7 @@ use conch_core::turn::cancel::{Cancel, CancelMode, Regenerate, Resolve, TurnAsk}
 use conch_sim::asker::ASKER_WAITS;
 use conch_sim::scenario::TIMING;
 use conch_store::LogStore as _;
+use conch_store::memory::Mutant;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
@@ -207,6 +208,44 @@ fn an_await_expires_on_time_though_nobody_is_there() {
         let late = scene.resolve(0, turn, json!(1)).await.expect_err("it is over");
         assert_eq!(late.code, Code::Conflict);
     });
+}
+
+/// An await whose owner is killed so long after it was opened. The turn's records a little after the time is over.
+fn expires_after_a_death(ms: u64, mutant: Option<Mutant>) -> Vec<Record> {
+    play_in(Setting { mutant, ..sessions(2, "asker") }, move |scene| async move {
+        scene.until(RecordKind::AwaitOpened, Seq(1)).await;
+        scene.wait(ms).await;
+        scene.nodes[0].process.kill();
+        let rest = ASKER_WAITS - Duration::from_millis(ms) + Duration::from_secs(5);
+        scene.wait(u64::try_from(rest.as_millis()).expect("a few minutes")).await;
+        scene.records().await
+    })
+}
+
+#[test]
+fn an_await_expires_on_time_though_its_owner_died() {
+    // While somebody still has the conversation, and when it sleeps.
+    for ms in [500, 30_000] {
+        let log = expires_after_a_death(ms, None);
+        let expected = [
+            "turn.started 1",
+            "step.completed 1/prepare",
+            "await.opened 1-ask",
+            "await.resolved 1-ask",
+            "step.completed 1/conclude",
+            "message 1",
+            "turn.completed 1",
+        ];
+        assert_eq!(lines(&log, Seq(1)), expected, "killed after {ms} ms");
+        let at = |kind| log.iter().find(|record| record.kind == kind).expect("it is there");
+        let (opened, resolved) = (at(RecordKind::AwaitOpened), at(RecordKind::AwaitResolved));
+        assert!(resolved.body.as_str().contains(r#""expired":true"#) && resolved.epoch > opened.epoch);
+        let waited = Duration::from_millis(u64::try_from(resolved.at.0 - opened.at.0).expect("later"));
+        assert!(waited >= ASKER_WAITS - Duration::from_millis(10), "{waited:?}");
+        assert!(waited < ASKER_WAITS + Duration::from_secs(3), "{waited:?}");
+    }
+    let log = expires_after_a_death(500, Some(Mutant::DueIgnored));
+    assert!(log.iter().all(|record| record.kind != RecordKind::AwaitResolved), "the due row is needed");
 }
 
 #[test]

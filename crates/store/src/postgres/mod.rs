@@ -214,7 +214,7 @@ impl PostgresStore {
             detail: format!("the thread of the node leases cannot be started: {error}"),
         })?;
         let inner = Inner {
-            pool: Pool::new(Arc::clone(&dialer), options.pool.clamp(1, POOL_MAX)),
+            pool: Pool::new(&dialer, options.pool.clamp(1, POOL_MAX)),
             writers: Writers::new(Arc::clone(&dialer), options.writers.clamp(1, WRITERS_MAX), guards.fence),
             lifelines: Arc::new(PostgresLifelines::new(leases.clone())),
             leases,

@@ -16,6 +16,18 @@ use crate::StoreError;
 /// Longest wait for a session.
 const WAIT_LIMIT: Duration = Duration::from_secs(3);
 
+/// How the server plans what goes over these sessions, besides [`super::session::SETTINGS`].
+const PLANNING: &[(&str, &str)] = &[
+    // One plan for every page. Planning (16 partitions with three indexes each) takes longer than reading most of them.
+    ("plan_cache_mode", "force_generic_plan"),
+    // Everything is found by an index, whose order is the page's. Without statistics (a new database), the server takes a
+    // conversation for a few records, and would fetch all of it and sort it for every page.
+    ("enable_seqscan", "off"),
+    ("enable_bitmapscan", "off"),
+    // Compiling takes longer than any page.
+    ("jit", "off"),
+];
+
 pub(super) struct Pool {
     dialer: Arc<Dialer>,
     size: usize,
@@ -24,7 +36,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(dialer: Arc<Dialer>, size: usize) -> Arc<Self> {
+    pub(super) fn new(dialer: &Dialer, size: usize) -> Arc<Self> {
+        let dialer = Arc::new(dialer.with(PLANNING));
         Arc::new(Self { dialer, size, permits: Arc::new(Semaphore::new(size)), idle: Mutex::default() })
     }
 

@@ -181,7 +181,7 @@ impl Company {
             Transport::Http => None,
             Transport::Ws => {
                 let connections = HTTP_CONNECTIONS;
-                let plan = Plan { transport: Transport::Http, connections, in_flight: connections };
+                let plan = Plan { transport: Transport::Http, connections, in_flight: connections, rate: None };
                 Some(Senders::open(server.endpoint(), names, plan).await?)
             }
         };
@@ -272,7 +272,7 @@ fn rows(result: &Report) -> Vec<(String, String)> {
 }
 
 fn plan(args: &AppendArgs) -> Plan {
-    Plan { transport: args.transport, connections: connections(args), in_flight: args.in_flight }
+    Plan { transport: args.transport, connections: connections(args), in_flight: args.in_flight, rate: args.rate }
 }
 
 fn connections(args: &AppendArgs) -> u32 {

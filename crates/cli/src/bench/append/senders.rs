@@ -21,6 +21,8 @@ pub(super) struct Plan {
     pub(super) connections: u32,
     /// Over all connections; with HTTP one a connection.
     pub(super) in_flight: u32,
+    /// Sends a second over all sockets; none: as many as are acknowledged.
+    pub(super) rate: Option<u32>,
 }
 
 /// What one sender saw in one round.
@@ -36,7 +38,7 @@ pub(super) struct Senders {
 }
 
 enum Sender {
-    Socket { socket: PhoenixSocket, topics: Vec<Joined>, next: usize, window: usize },
+    Socket { socket: PhoenixSocket, topics: Vec<Joined>, next: usize, window: usize, every: Option<Duration> },
     Post { client: HttpClient, names: Vec<String>, next: usize },
 }
 
@@ -59,8 +61,9 @@ impl Senders {
             }
             // The sends under way are spread so that their sum is exact.
             let window = in_flight / count + usize::from(index < in_flight % count);
+            let every = plan.rate.map(|rate| Duration::from_secs(1) * plan.connections / rate);
             if !topics.is_empty() && window > 0 {
-                senders.push(Sender::Socket { socket, topics, next: 0, window });
+                senders.push(Sender::Socket { socket, topics, next: 0, window, every });
             }
         }
         progress(&format!("{} connections are open", senders.len()));
@@ -94,10 +97,38 @@ impl Senders {
 impl Sender {
     async fn send_until(&mut self, until: Instant, text: &str) -> Result<Seen, Failure> {
         match self {
-            Self::Socket { socket, topics, next, window } => {
-                push_until(socket, topics, next, *window, until, text).await
+            Self::Socket { socket, topics, next, window, every } => {
+                let pace = Pace { every: *every, due: Instant::now() };
+                push_until(socket, topics, next, *window, pace, until, text).await
             }
             Self::Post { client, names, next } => post_until(client, names, next, until, text).await,
+        }
+    }
+}
+
+/// When the next send of a socket is due.
+struct Pace {
+    /// Between two sends; none: at once.
+    every: Option<Duration>,
+    due: Instant,
+}
+
+impl Pace {
+    /// When the send was due that may leave now, if one may.
+    fn take(&mut self, now: Instant) -> Option<Instant> {
+        let Some(every) = self.every else { return Some(now) };
+        let due = self.due;
+        (due <= now).then(|| {
+            self.due += every;
+            due
+        })
+    }
+
+    /// Completes when the next one is due; never where there is no pace.
+    async fn next(&self) {
+        match self.every {
+            Some(_) => tokio::time::sleep_until(self.due.into()).await,
+            None => std::future::pending().await,
         }
     }
 }
@@ -107,6 +138,7 @@ async fn push_until(
     topics: &[Joined],
     next: &mut usize,
     window: usize,
+    mut pace: Pace,
     until: Instant,
     text: &str,
 ) -> Result<Seen, Failure> {
@@ -116,20 +148,28 @@ async fn push_until(
     let mut key = uuid::Uuid::now_v7().simple().to_string();
     let key_stem = key.len();
     loop {
-        while under_way.len() < window && Instant::now() < until {
+        let mut now = Instant::now();
+        while under_way.len() < window
+            && now < until
+            && let Some(due) = pace.take(now)
+        {
             key.truncate(key_stem);
             key.push_str(&format!("-{next}"));
             let payload = format!(r#"{{"client_msg_id":"{key}","body":{{"text":"{text}"}}}}"#);
             let topic = &topics[*next % topics.len()];
-            let sent = Instant::now();
-            under_way.push_back((socket.queue(topic, "message", &payload), sent));
+            under_way.push_back((socket.queue(topic, "message", &payload), due));
             *next += 1;
+            now = Instant::now();
         }
-        if under_way.is_empty() {
+        let goes_on = pace.every.is_some() && now < until;
+        if under_way.is_empty() && !goes_on {
             return Ok(seen);
         }
         socket.flush().await?;
-        let answer = tokio::time::timeout(DRAIN_MAX, socket.next_reply()).await;
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(DRAIN_MAX, socket.next_reply()), if !under_way.is_empty() => answer,
+            () = pace.next(), if goes_on && under_way.len() < window => continue,
+        };
         let mut answer = Some(answer.map_err(|_| Failure::other("a push was not answered within 15 s"))??);
         // All answers that have come, before the next pushes: these leave in one write, as the answers came in one read.
         while let Some((reference, is_ok)) = answer {

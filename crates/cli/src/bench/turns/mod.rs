@@ -134,6 +134,8 @@ fn rows(result: &Report) -> Vec<(String, String)> {
     if let Some(thaw) = &result.thaw {
         row(&format!("thaw of {} records, send to ack (target: p99 at most 50 ms)", thaw.records), times(&thaw.long));
         row(&format!("thaw of {} records, send to ack", thaw.short_records), times(&thaw.short));
+        row(&format!("… of {}, by a process that has just started", thaw.records), times(&thaw.fresh_long));
+        row(&format!("… of {}", thaw.short_records), times(&thaw.fresh_short));
         row("thaw, the first one, without a checkpoint", format!("{:.1} ms", thaw.first_ms));
         if let Some(read) = &thaw.rows_read {
             row("thaw, rows read", format!("{} beside {}", read.long, read.short));

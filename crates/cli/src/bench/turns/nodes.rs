@@ -11,12 +11,14 @@ use crate::bench::server::{ServerUnderTest, free_address};
 use crate::client::{Endpoint, HttpClient, Request};
 use crate::exit::Failure;
 
-/// The agent's name.
+/// The agent's name. It shows its model the newest message alone, so that what a turn reads is not its context.
 pub(super) const AGENT: &str = "bench";
 /// How long nodes may take to see each other.
 const SEEN_MAX: Duration = Duration::from_secs(60);
 /// How long a turn that only warms, or fails, may take.
 const TURN_MAX: Duration = Duration::from_secs(60);
+/// An owner looks once a second whether it is idle.
+const LETTING_GO: Duration = Duration::from_millis(1_500);
 /// How often either is asked for.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -30,8 +32,20 @@ pub(super) struct Node {
 impl Node {
     /// Starts a node with this number on a store.
     pub(super) async fn start(beside: &Path, store: &str, model: SocketAddr, number: usize) -> Result<Self, Failure> {
+        Self::start_with(beside, store, model, number, "").await
+    }
+
+    /// The same with further tables of its configuration.
+    pub(super) async fn start_with(
+        beside: &Path,
+        store: &str,
+        model: SocketAddr,
+        number: usize,
+        tables: &str,
+    ) -> Result<Self, Failure> {
         let name = format!("bench-turns-{number}");
-        let config = config(&name, model, store.starts_with("postgres").then(free_address).transpose()?.as_deref());
+        let link = store.starts_with("postgres").then(free_address).transpose()?;
+        let config = config(&name, model, link.as_deref()) + tables;
         let server = ServerUnderTest::start_configured(beside, store, &config).await?;
         let client = HttpClient::new(server.endpoint().clone())?;
         Ok(Self { server, client, name })
@@ -70,6 +84,23 @@ impl Node {
     pub(super) async fn owns(&self, conversation: &str) -> Result<bool, Failure> {
         let answer = self.client.attempt(&Request::get(&["v1", "conversations", conversation])).await?;
         Ok(answer.body["owner"]["node"] == Value::String(self.name.clone()))
+    }
+
+    /// Waits until no node owns any of these. Who looks is traffic, too, so it looks only after it could have been let go.
+    pub(super) async fn let_go(&self, conversations: &[&str]) -> Result<(), Failure> {
+        let begun = Instant::now();
+        while begun.elapsed() < TURN_MAX {
+            tokio::time::sleep(LETTING_GO).await;
+            let mut owned = false;
+            for conversation in conversations {
+                let answer = self.client.attempt(&Request::get(&["v1", "conversations", conversation])).await?;
+                owned |= !answer.body["owner"].is_null();
+            }
+            if !owned {
+                return Ok(());
+            }
+        }
+        Err(Failure::other(format!("one of {conversations:?} still has an owner after {TURN_MAX:?}")))
     }
 
     /// Starts a turn; its number.
@@ -130,6 +161,7 @@ per_s = 0
 kind = "openai"
 base_url = "http://{model}/v1"
 model = "bench"
+context_messages = 1
 
 [[agents.{AGENT}.tools]]
 name = "note"

@@ -1,9 +1,8 @@
 //! Taking a conversation up that no process has in memory: a long one beside a short one, whose logs are written straight into
-//! the store, and whose owner is a fresh process each time.
+//! the store. By a process that runs and has let it go before, and by one that has just started.
 //!
-//! Invariant: the clean end of the process before has saved where the turns stand; only the very first thaw, which is shown
-//! apart, finds none of that. Their agent is one that no node has, so that a message's turn fails at once: what is read and
-//! waited for is the thaw's, not an agent's.
+//! Invariant: whoever let it go has saved where the turns stand; only the very first thaw, which is shown apart, finds none of
+//! that. What is timed ends with the ack, before the agent is asked.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +22,8 @@ use conch_store::{
 use serde::Serialize;
 use serde_json::json;
 
-use super::model::Model;
-use super::nodes::Node;
+use super::model::{First, Model, Order};
+use super::nodes::{AGENT, Node};
 use crate::bench::ground::{self, Ground};
 use crate::bench::histogram::{Histogram, Percentiles};
 use crate::bench::{TurnsArgs, progress};
@@ -39,6 +38,12 @@ const TURN_RECORDS: u32 = 5;
 const TOGETHER: usize = 500;
 /// The lease under which the logs are written: longer than that takes.
 const LEASE: Duration = Duration::from_secs(3_600);
+/// A process that has these lets go of a conversation as soon as it may.
+const LETS_GO: &str = "[hibernation]\nmemory_ms = 100\nrelease_ms = 100\n";
+/// Thaws of a process that runs before the ones that count.
+const WARMING: u32 = 5;
+/// What is asked of the model.
+const BRIEFLY: Order = Order { deltas: 1, rate: 0, first: First::Speak };
 /// Far from everything: 2100-01-01.
 const DEADLINE: Timestamp = Timestamp(4_102_444_800_000);
 /// How often rows are counted; the median is shown.
@@ -64,6 +69,9 @@ pub(super) struct Report {
     pub(super) long: Percentiles,
     pub(super) short_records: u32,
     pub(super) short: Percentiles,
+    /// The same by a process that has just started.
+    pub(super) fresh_long: Percentiles,
+    pub(super) fresh_short: Percentiles,
     /// Not counted on a disk.
     pub(super) rows_read: Option<RowsRead>,
 }
@@ -95,21 +103,8 @@ pub(super) async fn run(args: &TurnsArgs, ground: &mut Ground) -> Result<Report,
     write_logs(&store, args.records).await?;
     let bench = Bench { args, store, model: Model::start().await? };
     let (first, _) = bench.thaws([Which::Long, Which::Short]).await?;
-    let (mut long, mut short) = (Histogram::default(), Histogram::default());
-    for number in 1..=args.thaws {
-        // In turn, so that neither is always the one that finds the process cold.
-        let (of_long, of_short) = if number % 2 == 0 {
-            bench.thaws([Which::Long, Which::Short]).await?
-        } else {
-            let (of_short, of_long) = bench.thaws([Which::Short, Which::Long]).await?;
-            (of_long, of_short)
-        };
-        long.add(of_long);
-        short.add(of_short);
-        if number % PROGRESS_EVERY == 0 {
-            progress(&format!("thaw: {number} of {}", args.thaws));
-        }
-    }
+    let (long, short) = bench.by_one_that_runs().await?;
+    let (fresh_long, fresh_short) = bench.by_fresh_ones().await?;
     let rows_read = match ground.area() {
         None => None,
         Some(area) => Some(bench.rows_read(area).await?),
@@ -120,11 +115,50 @@ pub(super) async fn run(args: &TurnsArgs, ground: &mut Ground) -> Result<Report,
         long: long.percentiles(),
         short_records: SHORT,
         short: short.percentiles(),
+        fresh_long: fresh_long.percentiles(),
+        fresh_short: fresh_short.percentiles(),
         rows_read,
     })
 }
 
 impl Bench<'_> {
+    /// The times of the long conversation and of the short one.
+    async fn by_one_that_runs(&self) -> Result<(Histogram, Histogram), Failure> {
+        let (mut long, mut short) = (Histogram::default(), Histogram::default());
+        let node = Node::start_with(&super::beside(self.args), &self.store, self.model.address(), 1, LETS_GO).await?;
+        for number in 1..=WARMING + self.args.thaws {
+            node.let_go(&[LONG, BRIEF]).await?;
+            for (conversation, times) in [(LONG, &mut long), (BRIEF, &mut short)] {
+                let (turn, took) = thaw(&node, conversation).await?;
+                node.end_of(conversation, turn).await?;
+                if number > WARMING {
+                    times.add(took);
+                }
+            }
+            tell("by a process that runs", number, WARMING + self.args.thaws);
+        }
+        node.stop().await?;
+        Ok((long, short))
+    }
+
+    /// The same, by a fresh process each time.
+    async fn by_fresh_ones(&self) -> Result<(Histogram, Histogram), Failure> {
+        let (mut long, mut short) = (Histogram::default(), Histogram::default());
+        for number in 1..=self.args.thaws {
+            // In turn, so that neither is always the one that finds the process cold.
+            let (of_long, of_short) = if number % 2 == 0 {
+                self.thaws([Which::Long, Which::Short]).await?
+            } else {
+                let (of_short, of_long) = self.thaws([Which::Short, Which::Long]).await?;
+                (of_long, of_short)
+            };
+            long.add(of_long);
+            short.add(of_short);
+            tell("by fresh ones", number, self.args.thaws);
+        }
+        Ok((long, short))
+    }
+
     /// A fresh process, warm but for what is asked of it: the time from send to ack of each, in this order.
     async fn thaws(&self, order: [Which; 2]) -> Result<(Duration, Duration), Failure> {
         let node = Node::start(&super::beside(self.args), &self.store, self.model.address(), 1).await?;
@@ -138,9 +172,8 @@ impl Bench<'_> {
                 Which::Long => LONG,
                 Which::Short => BRIEF,
             };
-            let begun = Instant::now();
-            let turn = node.say(conversation, "again").await?;
-            *took = begun.elapsed();
+            let turn;
+            (turn, *took) = thaw(&node, conversation).await?;
             node.end_of(conversation, turn).await?;
         }
         node.stop().await?;
@@ -161,6 +194,19 @@ impl Bench<'_> {
         }
         let [neither, long, short] = counted.map(median);
         Ok(RowsRead { long: long - neither, short: short - neither })
+    }
+}
+
+/// From send to ack; the number of the turn that it began.
+async fn thaw(node: &Node, conversation: &str) -> Result<(u64, Duration), Failure> {
+    let begun = Instant::now();
+    let turn = node.order(conversation, BRIEFLY).await?;
+    Ok((turn, begun.elapsed()))
+}
+
+fn tell(what: &str, number: u32, of: u32) {
+    if number.is_multiple_of(PROGRESS_EVERY) {
+        progress(&format!("thaw, {what}: {number} of {of}"));
     }
 }
 
@@ -207,7 +253,7 @@ async fn write_log(
     name: &str,
     records: u32,
 ) -> Result<(), Failure> {
-    let agent: AgentName = "nobody".parse().expect("a valid name");
+    let agent: AgentName = AGENT.parse().expect("a valid name");
     let sender: Subject = "bench".parse().expect("a valid subject");
     let new = NewConversation {
         conversation: ConvRef::from(name.parse::<conch_core::ids::ConversationId>().expect("a valid id")),

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Begin, JOIN_MAX_INPUTS, Mode, NO_DEADLINE, Now, Own, Rule, StartRunner, TurnMachine};
+use super::{Action, AgentIs, Begin, JOIN_MAX_INPUTS, Mode, NO_DEADLINE, Now, Own, Rule, StartRunner, TurnMachine};
 use crate::conversation::SecondMessage;
 use crate::ids::{Epoch, Seq, Subject};
 use crate::record::Draft;
@@ -100,6 +100,9 @@ impl TurnMachine {
     /// The start of the next turn, with the inputs that join it.
     fn start_next(&mut self, now: Now, out: &mut Vec<Action>) {
         debug_assert!(matches!(self.mode, Mode::Live(_)), "nothing is done while replaying");
+        if self.setup.agent_is == AgentIs::Elsewhere {
+            return;
+        }
         let merges = self.setup.second_message == SecondMessage::Merge;
         if merges && self.merges_at().is_some_and(|at| now.monotonic < at) {
             return;

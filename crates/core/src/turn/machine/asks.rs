@@ -106,7 +106,9 @@ impl TurnMachine {
                 if self.own == Some(super::Own::Start(turn)) || !self.leaving.insert(turn) {
                     return Err(changing(turn));
                 }
-                Ok(vec![journal::cancelled(cancel)])
+                let runs_again = self.replaced.is_some_and(|replaced| replaced.by == turn);
+                let cancel = if runs_again { cancel.before_it_runs_again() } else { cancel.clone() };
+                Ok(vec![journal::cancelled(&cancel)])
             }
             TurnState::Running | TurnState::Waiting => {
                 let Some(running) = self.running.as_mut().filter(|running| running.end == End::None) else {

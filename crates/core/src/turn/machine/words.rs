@@ -33,13 +33,31 @@ pub struct Setup {
     pub second_message: SecondMessage,
     /// Under [`SecondMessage::Merge`]: how long nothing must have come.
     pub merge: Duration,
+    /// Whether this owner can run the agent.
+    pub agent_is: AgentIs,
+}
+
+/// Where an agent is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AgentIs {
+    /// This owner has it, or is to do without.
+    #[default]
+    Here,
+    /// With another owner, if with anybody: nothing of it is started meanwhile.
+    Elsewhere,
 }
 
 impl Setup {
     /// The defaults with this agent.
     #[must_use]
     pub fn of(agent: AgentName) -> Self {
-        Self { agent, time: TURN_TIME_DEFAULT, second_message: SecondMessage::default(), merge: Duration::ZERO }
+        Self {
+            agent,
+            time: TURN_TIME_DEFAULT,
+            second_message: SecondMessage::default(),
+            merge: Duration::ZERO,
+            agent_is: AgentIs::Here,
+        }
     }
 }
 

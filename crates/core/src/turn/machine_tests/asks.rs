@@ -292,6 +292,29 @@ fn a_run_that_is_rolled_back_has_replaced_nothing() {
 }
 
 #[test]
+fn a_run_that_is_cancelled_before_it_begins_has_replaced_nothing_whatever_is_to_be_kept() {
+    for mode in [CancelMode::Keep, CancelMode::Rollback] {
+        let mut owner = Owner::running();
+        let turn = owner.first();
+        owner.runner_ends();
+        owner.commit();
+        let drafts = owner.machine.regenerate(&again(turn, "r1"), 0).expect("it is the last one");
+        owner.pending.push(drafts);
+        owner.commit();
+        owner.refuse(None);
+        let run = owner.log.last().expect("the event").seq;
+        assert_eq!(owner.machine.state(run), TurnState::Queued, "its start was refused");
+        assert_eq!(owner.cancel(&cancel(run, mode)), None);
+        owner.commit();
+        assert_eq!(owner.last_body(), r#"{"by":"bob","mode":"rollback"}"#);
+        assert_eq!((owner.starts(run), owner.ends(run)), (0, 1));
+        owner.checkpoint();
+        owner.crash(Unheard::Lost);
+        assert!(owner.machine.regenerate(&again(turn, "r2"), 0).is_ok(), "the former answer counts again");
+    }
+}
+
+#[test]
 fn running_again_that_was_refused_may_be_asked_for_again() {
     let mut owner = Owner::running();
     let turn = owner.first();

@@ -114,7 +114,7 @@ pub enum Part {
     DataAwait {
         /// The await.
         id: String,
-        /// `{await, step, prompt?, schema, expires_at, state, payload?}`, state `open`, `resolved` or `expired`.
+        /// `{await, step, prompt?, schema, expires_at, state, payload?}`, state `open`, `resolved`, `expired` or `closed`.
         data: Value,
     },
     /// The step is over.

@@ -333,6 +333,14 @@ impl TurnStream {
         self.parts.push(Part::DataAwait { id: id.to_string(), data });
     }
 
+    /// Nobody can answer any more what the turn still waited for.
+    fn close_awaits(&mut self) {
+        for (id, mut data) in std::mem::take(&mut self.awaits) {
+            data["state"] = "closed".into();
+            self.parts.push(Part::DataAwait { id: id.to_string(), data });
+        }
+    }
+
     /// The answer is mostly what the last step said. After a cancel it is as much as was shown.
     fn answered(&mut self, record: &Record) -> Result<(), Retracted> {
         let answer = journal::input_text(&record.body).unwrap_or_default();
@@ -358,6 +366,7 @@ impl TurnStream {
             _ => self.end_text(),
         }
         self.finish_step();
+        self.close_awaits();
         let message_metadata = Metadata { error: error.clone(), ..self.metadata(state) };
         match (state, error) {
             (TurnIs::Cancelled, _) => {

@@ -1,5 +1,7 @@
 //! Turns as streams, in the parts' own words, and for any order of what happens.
 
+mod ends;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -100,6 +102,8 @@ struct Client {
     step_open: bool,
     texts: std::collections::BTreeMap<String, String>,
     calls: std::collections::BTreeMap<String, bool>,
+    /// The questions that are asked.
+    asked: std::collections::BTreeSet<String>,
     /// The texts that are whole.
     whole: Vec<String>,
     parts: Vec<Part>,
@@ -144,12 +148,16 @@ impl Client {
                     && self.calls.insert(word("toolCallId")?, true) == Some(false)
                     && value["dynamic"] == true
             }
-            "data-await" => word("id").is_ok() && value["data"]["state"].is_string(),
+            "data-await" => {
+                let (id, is_open) = (word("id")?, value["data"]["state"] == "open");
+                self.asked.remove(&id);
+                !is_open || self.asked.insert(id)
+            }
             "message-metadata" => value["messageMetadata"]["state"].is_string(),
             "error" => word("errorText").is_ok(),
             "finish" | "abort" => {
                 self.ended = true;
-                !self.step_open
+                !self.step_open && self.asked.is_empty()
             }
             _ => false,
         };
@@ -311,37 +319,6 @@ fn what_cannot_be_taken_back_ends_the_stream_without_an_end() {
     let mut left = begun();
     let parts = left.delta(&m2, (1, 1), 0, "three");
     assert_eq!(types(&parts), ["text-end", "finish-step", "start-step", "text-start", "text-delta"]);
-}
-
-#[test]
-fn every_end_is_told() {
-    let m1 = StepId::model(1);
-    let end = |drafts: Vec<Draft>| {
-        let mut turn = Telling::begun();
-        turn.delta(&m1, (1, 1), 0, "one two");
-        let parts = drafts.into_iter().flat_map(|draft| turn.record(draft)).collect::<Vec<_>>();
-        assert_eq!(turn.next, Next::Ended);
-        (parts, turn.client.whole)
-    };
-    let (parts, _) = end(vec![journal::failed(TURN, FailReason::AgentFailed, "it broke")]);
-    assert_eq!(types(&parts), ["text-end", "finish-step", "message-metadata", "error", "finish"]);
-    assert_eq!(parts[3]["errorText"], "agent_failed: it broke");
-    assert_eq!(parts[2]["messageMetadata"], json!({"turn":7,"state":"failed","error":"agent_failed: it broke"}));
-    let kept = vec![journal::answer(TURN, &demo(), "one two three"), cancelled(CancelMode::Keep)];
-    let (parts, whole) = end(kept);
-    assert_eq!(types(&parts), ["text-delta", "text-end", "finish-step", "message-metadata", "abort"]);
-    assert_eq!((whole, &parts[3]["messageMetadata"]["state"]), (vec!["one two three".to_owned()], &json!("cancelled")));
-    let (parts, _) = end(vec![cancelled(CancelMode::Rollback)]);
-    assert_eq!(types(&parts), ["text-end", "finish-step", "message-metadata", "abort"]);
-    // An agent whose answer is none of its texts.
-    let (parts, whole) = end(vec![journal::answer(TURN, &demo(), "three"), journal::completed(TURN)]);
-    assert_eq!(types(&parts), ["text-end", "text-start", "text-delta", "text-end", "finish-step", "finish"]);
-    assert_eq!(whole, ["one two", "three"]);
-    // A turn that was cancelled before it began.
-    let mut queued = TurnStream::new(TURN);
-    let told = queued.record(&record(8, 1, cancelled(CancelMode::Keep)));
-    let parts: Vec<Value> = told.parts.iter().map(|part| json!(part)).collect();
-    assert_eq!((types(&parts), told.next), (vec!["start", "message-metadata", "abort"], Next::Ended));
 }
 
 #[test]

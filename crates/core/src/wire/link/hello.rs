@@ -45,6 +45,8 @@ impl Features {
     pub const SURVEY: Self = Self(1);
     /// It knows what is asked of turns and of what they are run by.
     pub const TURNS: Self = Self(2);
+    /// It says whether it would take a session of an agent.
+    pub const AGENTS: Self = Self(4);
 
     /// Whether all of these are there.
     #[must_use]
@@ -54,7 +56,7 @@ impl Features {
 }
 
 /// What this node can.
-pub const FEATURES: Features = Features(Features::SURVEY.0 | Features::TURNS.0);
+pub const FEATURES: Features = Features(Features::SURVEY.0 | Features::TURNS.0 | Features::AGENTS.0);
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

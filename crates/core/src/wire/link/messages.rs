@@ -100,6 +100,11 @@ pub enum Request {
         /// Take only as many as leave you with at most this many.
         level: u32,
     },
+    /// Would you take a session whose next turn is this agent's: do you have it?
+    TakeSession {
+        /// Whose turns are to be run.
+        agent: AgentName,
+    },
     /// What do you own? For operators, with a short time-out.
     Owned(OwnedQuery),
     /// What happened to ownership on you lately? For operators, with a short time-out.
@@ -118,6 +123,7 @@ impl Request {
         match self {
             Self::Owned(_) | Self::Events { .. } => Features::SURVEY,
             Self::ReadAgain { .. } | Self::Turn { .. } => Features::TURNS,
+            Self::TakeSession { .. } => Features::AGENTS,
             _ => Features::NONE,
         }
     }
@@ -130,7 +136,7 @@ pub enum Response {
     Appended(Result<Vec<Receipt>, Refusal>),
     /// To what needs no more: it was heard.
     Heard,
-    /// To an offer or a share: at most this many.
+    /// To an offer, a share or a session: at most this many.
     Takes(u32),
     /// To [`Request::Sessions`]: how many sessions there are over all gateways, and who, as far as this node knows.
     Sessions {

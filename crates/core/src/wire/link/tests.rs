@@ -163,6 +163,7 @@ fn request() -> impl Strategy<Value = Request> {
             .prop_map(|(conversation, drafts, hops)| Request::Append { conversation, drafts, hops: Hops(hops) }),
         (id(), id()).prop_map(|(conversation, agent)| Request::SetAgent { conversation, agent }),
         id().prop_map(|conversation| Request::ReadAgain { conversation }),
+        id().prop_map(|agent| Request::TakeSession { agent }),
         (id(), turn_ask(), any::<u8>()).prop_map(|(conversation, ask, hops)| Request::Turn {
             conversation,
             ask,
@@ -494,6 +495,7 @@ fn only_a_peer_that_knows_them_is_asked_newer_requests() {
         Request::Owned(OwnedQuery::default()),
         Request::Events { after: None, limit: 1 },
         Request::ReadAgain { conversation: conversation.clone() },
+        Request::TakeSession { agent: "demo".parse().expect("valid") },
         Request::Turn { conversation, ask: TurnAsk::Cancel(cancel), hops: Hops::START },
     ];
     for request in newer {

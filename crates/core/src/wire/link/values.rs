@@ -194,6 +194,7 @@ wire_enum!(Request, "request" {
     8 = Events { after: after, limit: limit };
     9 = ReadAgain { conversation: conversation };
     10 = Turn { conversation: conversation, ask: ask, hops: hops };
+    11 = TakeSession { agent: agent };
 });
 wire_enum!(Response, "response" {
     1 = Appended { 0: appended };

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 
-use crate::agents::http::{self, BadUrl, Unread, innermost, retry_after};
+use crate::agents::http::{self, BadUrl, Trouble, Unread, retry_after};
 use crate::auth::secret::Secret;
 
 /// Where a model is.
@@ -55,12 +55,12 @@ pub enum InvalidEndpoint {
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// No connection, or it broke, or it stood still.
-    #[error("the model at {host}: {problem}")]
+    #[error("the model at {host} {}", .trouble.logged)]
     Unreachable {
         /// Host and port.
         host: String,
         /// What happened.
-        problem: String,
+        trouble: Trouble,
     },
     /// The server refused.
     #[error("the model at {host} answered {status}: {text}")]
@@ -94,6 +94,25 @@ pub enum Patience {
 }
 
 impl CallError {
+    /// The same for all who see the turn: without the address, and without what the server said, which may hold such things.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Unreachable { trouble, .. } => format!("the model {}", trouble.shown),
+            Self::Refused { status, .. } => {
+                let status = StatusCode::from_u16(*status).unwrap_or_default();
+                format!("the model {}", http::refused(status, "").shown)
+            }
+            Self::Broken { broken: BrokenAnswer::Server(_), .. } => {
+                "the model's server reported an error in the middle of its answer".to_owned()
+            }
+            Self::Broken { broken: BrokenAnswer::Malformed(_), .. } => {
+                "the model's server sent what is no chat completion".to_owned()
+            }
+            Self::Broken { broken, .. } => format!("the model: {broken}"),
+        }
+    }
+
     /// Whether to call again: yes after 408, 409, 429 and 5xx, a lost connection and a broken stream; no after any other
     /// refusal and after an answer over the limits, which would come again.
     #[must_use]
@@ -153,8 +172,11 @@ impl ModelClient {
         let call = self.http.post(self.url.clone()).headers(self.headers.clone()).body(request.encode());
         let response = tokio::time::timeout(self.timeouts.head, call.send()).await;
         let response = response
-            .map_err(|_| self.unreachable(format!("no answer within {} s", self.timeouts.head.as_secs())))?
-            .map_err(|error| self.unreachable(innermost(&error)))?;
+            .map_err(|_| {
+                let within = self.timeouts.head.as_secs();
+                self.unreachable(Trouble::plain(format!("gave no answer within {within} s")))
+            })?
+            .map_err(|error| self.unreachable(http::lost(&error)))?;
         if response.status() != StatusCode::OK {
             return Err(self.refusal(response).await);
         }
@@ -178,10 +200,12 @@ impl ModelClient {
         let mut body = response.bytes_stream();
         while !reader.is_done() {
             let piece = tokio::time::timeout(self.timeouts.silence, body.next()).await;
-            let piece = piece
-                .map_err(|_| self.unreachable(format!("said nothing for {} s", self.timeouts.silence.as_secs())))?;
+            let piece = piece.map_err(|_| {
+                let silence = self.timeouts.silence.as_secs();
+                self.unreachable(Trouble::plain(format!("said nothing for {silence} s")))
+            })?;
             let Some(piece) = piece else { break };
-            let piece = piece.map_err(|error| self.unreachable(innermost(&error)))?;
+            let piece = piece.map_err(|error| self.unreachable(http::lost(&error)))?;
             let text = reader.push(&piece);
             let text = text.map_err(|broken| CallError::Broken { host: self.host.clone(), broken })?;
             if !text.is_empty() {
@@ -199,8 +223,8 @@ impl ModelClient {
                 let broken = BrokenAnswer::TooLarge { what: "body", limit, unit: "bytes" };
                 CallError::Broken { host: self.host.clone(), broken }
             }
-            Unread::Silence => self.unreachable("stopped in the middle of its answer".to_owned()),
-            Unread::Broken(problem) => self.unreachable(problem),
+            Unread::Silence => self.unreachable(Trouble::plain("stopped in the middle of its answer")),
+            Unread::Broken(trouble) => self.unreachable(trouble),
         })
     }
 
@@ -211,8 +235,8 @@ impl ModelClient {
         CallError::Refused { host: self.host.clone(), status, text, retry_after }
     }
 
-    fn unreachable(&self, problem: String) -> CallError {
-        CallError::Unreachable { host: self.host.clone(), problem }
+    fn unreachable(&self, trouble: Trouble) -> CallError {
+        CallError::Unreachable { host: self.host.clone(), trouble }
     }
 }
 

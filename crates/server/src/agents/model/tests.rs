@@ -129,7 +129,11 @@ async fn a_stream_that_breaks_is_no_answer_and_may_be_asked_again() {
 async fn silence_ends_a_call() {
     let server = scripted(vec![Act::Stall]).await;
     let (answer, _) = call(&client_of(server.address, short())).await;
-    assert_eq!(answer.expect_err("silence").patience(), Patience::After(Duration::ZERO));
+    let error = answer.expect_err("silence");
+    assert_eq!(
+        (error.patience(), error.shown().as_str()),
+        (Patience::After(Duration::ZERO), "the model gave no answer within 0 s")
+    );
     let server = scripted(vec![stream_head(), text("Hel"), Act::Stall]).await;
     let (answer, shown) = call(&client_of(server.address, short())).await;
     assert!(matches!(answer, Err(CallError::Unreachable { .. })), "{answer:?}");
@@ -153,7 +157,13 @@ async fn refusals_say_what_the_server_said_and_whether_to_come_back() {
         let error = answer.expect_err("refused");
         assert_eq!(error.patience(), patience, "{status}");
         let number = &status[..3];
-        assert_eq!(error.to_string(), format!("the model at {} answered {number}: why not", server.address));
+        let redirected = if number == "307" { " (redirects are not followed)" } else { "" };
+        assert_eq!(
+            error.to_string(),
+            format!("the model at {} answered {number}: why not", server.address),
+            "for the log"
+        );
+        assert_eq!(error.shown(), format!("the model answered {number}{redirected}"), "for all who watch");
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use conch_core::json::is_deeper_than;
 use conch_core::turn::StepId;
-use conch_core::turn::awaits::{AWAIT_DEFAULT, Resolution};
+use conch_core::turn::awaits::Resolution;
 use conch_core::turn::result::{AskedCall, STEP_OUTPUT_MAX_BYTES, StepResult, ToolStatus, Usage};
 use conch_core::wire::openai::{Answer as ModelAnswer, AnswerLimits, ChatMessage, ChatRequest, FinishReason, ToolSpec};
 use serde_json::{Value, json};
@@ -123,10 +123,12 @@ impl ModelAgent {
             };
             let asked = match error.patience() {
                 Patience::After(asked) if attempts < self.attempts => asked,
-                Patience::After(_) if attempts > 1 => {
-                    return Err(Halt::failed(format!("{error} (after {attempts} attempts)")));
+                _ => {
+                    let (conversation, turn) = (turn.conversation(), turn.turn());
+                    tracing::warn!(%conversation, %turn, %error, attempts, "a model fails its turn");
+                    let times = if attempts > 1 { format!(" (after {attempts} attempts)") } else { String::new() };
+                    return Err(Halt::failed(format!("{}{times}", error.shown())));
                 }
-                _ => return Err(Halt::failed(error.to_string())),
             };
             attempts += 1;
             tracing::info!(conversation = %turn.conversation(), turn = %turn.turn(), %error, "a model is asked again");
@@ -149,7 +151,7 @@ impl ModelAgent {
         };
         if tool.approval == Approval::Ask
             && turn.journal().result(&step).is_none()
-            && let Some(refused) = approve(turn, &step, asked).await?
+            && let Some(refused) = approve(turn, &step, asked, tool.approval_within).await?
         {
             give(turn, &step, asked, ToolStatus::Failed, refused).await?;
             return Ok(None);
@@ -249,7 +251,12 @@ fn within_limit(step: &StepId, asked: &AskedCall, output: Value, status: ToolSta
 }
 
 /// Asks a person whether a call may be made; what the model is told if not.
-async fn approve(turn: &mut TurnContext, step: &StepId, asked: &AskedCall) -> Result<Option<&'static str>, Halt> {
+async fn approve(
+    turn: &mut TurnContext,
+    step: &StepId,
+    asked: &AskedCall,
+    within: Duration,
+) -> Result<Option<&'static str>, Halt> {
     let whole = asked.input.to_string();
     let input = http::short(&whole, SHOWN_MAX_CHARACTERS);
     // Nobody is to approve what they were not told of.
@@ -266,7 +273,7 @@ async fn approve(turn: &mut TurnContext, step: &StepId, asked: &AskedCall) -> Re
             "properties": { "approve": { "type": "boolean" } },
         }),
         prompt: Some(format!("May {} be called with {input}{hidden}?", asked.name)),
-        within: AWAIT_DEFAULT,
+        within,
     };
     Ok(match turn.wait(&ask).await? {
         Resolution::Payload(payload) if payload["approve"] == true => None,

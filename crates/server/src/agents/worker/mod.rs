@@ -17,14 +17,15 @@ use async_trait::async_trait;
 use conch_core::refusal::Refusal;
 use conch_core::turn::StepId;
 use conch_core::turn::awaits::Resolution;
+use conch_core::turn::journal::FailReason;
 use futures_util::StreamExt;
 use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use reqwest::{Response, StatusCode, Url};
 use serde_json::Value;
 
-use self::lines::{Asking, Lines, Nonsense, Said};
+use self::lines::{Asking, Lines, Said};
 use self::signature::WebhookKey;
-use super::http::{self, Backoff};
+use super::http::{self, Backoff, Trouble};
 use super::{Asked, Callbacks};
 use crate::config::Agent;
 use crate::turn::agent::{Answer, Halt, TurnAgent};
@@ -33,6 +34,8 @@ use crate::turn::port::Offer;
 
 /// The pause after the first try that brought no answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The subject of what is said of it: whom an agent asks is the operator's affair.
+const WORKER: &str = "the worker";
 
 /// See the module's description.
 pub struct WorkerAgent {
@@ -53,7 +56,9 @@ enum Told {
     /// It waits for somebody.
     Waits(Asking),
     /// No answer, and another try may bring one, not before this time.
-    Broken(String, Duration),
+    Broken(Trouble, Duration),
+    /// No answer, and none will come.
+    Never(FailReason, Trouble),
 }
 
 /// What a worker has said so far.
@@ -102,24 +107,22 @@ impl WorkerAgent {
             call = call.header(name, value);
         }
         match self.next(turn, call.body(body).send()).await? {
-            None => Ok(self.broken("said nothing")),
-            Some(Err(error)) => Ok(self.broken(&http::innermost(&error))),
+            None => Ok(self.silent("said nothing")),
+            Some(Err(error)) => Ok(Told::Broken(http::lost(&error).of(WORKER), Duration::ZERO)),
             Some(Ok(response)) if response.status() == StatusCode::OK => self.hear(turn, response).await,
-            Some(Ok(response)) => self.refused(response).await,
+            Some(Ok(response)) => Ok(self.refused(response).await),
         }
     }
 
-    async fn refused(&self, response: Response) -> Result<Told, Halt> {
+    async fn refused(&self, response: Response) -> Told {
         let status = response.status();
         let wait = http::retry_after(response.headers()).unwrap_or_default();
         let text = http::refusal_text(response, self.silence).await;
-        let said = if text.is_empty() { String::new() } else { format!(": {text}") };
-        let problem = format!("the worker at {} answered {}{said}", self.host, status.as_u16());
+        let trouble = http::refused(status, &text).of(WORKER);
         match status {
-            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Ok(Told::Broken(problem, wait)),
-            _ if status.is_server_error() => Ok(Told::Broken(problem, wait)),
-            _ if status.is_redirection() => Err(Halt::failed(format!("{problem} (redirects are not followed)"))),
-            _ => Err(Halt::failed(problem)),
+            StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Told::Broken(trouble, wait),
+            _ if status.is_server_error() => Told::Broken(trouble, wait),
+            _ => Told::Never(FailReason::AgentFailed, trouble),
         }
     }
 
@@ -128,18 +131,26 @@ impl WorkerAgent {
         let (mut lines, mut heard) = (Lines::default(), Heard::default());
         loop {
             let (said, ended) = match self.next(turn, body.next()).await? {
-                None => return Ok(self.broken("said nothing more")),
-                Some(Some(Err(error))) => return Ok(self.broken(&format!("broke off: {}", http::innermost(&error)))),
+                None => return Ok(self.silent("said nothing more")),
+                Some(Some(Err(error))) => return Ok(Told::Broken(http::lost(&error).of(WORKER), Duration::ZERO)),
                 Some(Some(Ok(piece))) => (lines.push(&piece), false),
                 Some(None) => (lines.finish(), true),
             };
-            for said in said.map_err(|nonsense| self.nonsense(&nonsense))? {
+            let said = match said {
+                Ok(said) => said,
+                Err(nonsense) => {
+                    let trouble = Trouble::plain(format!("{WORKER}: {nonsense}"));
+                    return Ok(Told::Never(nonsense.reason(), trouble));
+                }
+            };
+            for said in said {
                 if let Some(told) = heard.take(turn, said)? {
                     return Ok(told);
                 }
             }
             if ended {
-                return Ok(self.broken("ended its answer without done"));
+                let trouble = Trouble::plain(format!("{WORKER} ended its answer without done"));
+                return Ok(Told::Broken(trouble, Duration::ZERO));
             }
         }
     }
@@ -164,17 +175,17 @@ impl WorkerAgent {
         }
     }
 
-    fn broken(&self, problem: &str) -> Told {
-        let after = if problem.starts_with("said nothing") {
-            format!(" for {} ms", self.silence.as_millis())
-        } else {
-            String::new()
-        };
-        Told::Broken(format!("the worker at {}: {problem}{after}", self.host), Duration::ZERO)
+    fn silent(&self, problem: &str) -> Told {
+        let trouble = Trouble::plain(format!("{WORKER} {problem} for {} ms", self.silence.as_millis()));
+        Told::Broken(trouble, Duration::ZERO)
     }
 
-    fn nonsense(&self, nonsense: &Nonsense) -> Halt {
-        Halt::Failed(nonsense.reason(), format!("the worker at {}: {nonsense}", self.host))
+    /// Ends the turn: the record says why, the log also where.
+    fn fails(&self, turn: &TurnContext, reason: FailReason, trouble: &Trouble, attempts: u32) -> Halt {
+        let (conversation, turn) = (turn.conversation(), turn.turn());
+        tracing::warn!(%conversation, %turn, host = self.host, problem = trouble.logged, attempts, "a worker fails its turn");
+        let times = if attempts > 1 { format!(" (after {attempts} attempts)") } else { String::new() };
+        Halt::Failed(reason, format!("{}{times}", trouble.shown))
     }
 }
 
@@ -225,7 +236,7 @@ impl TurnAgent for WorkerAgent {
         let mut backoff = Backoff::from(FIRST_PAUSE);
         let mut attempts = 1;
         loop {
-            let (problem, asked) = match self.ask(turn).await? {
+            let (trouble, asked) = match self.ask(turn).await? {
                 Told::Answer(text, state) => {
                     turn.keep_state(state);
                     return Ok(Answer(text));
@@ -233,16 +244,17 @@ impl TurnAgent for WorkerAgent {
                 Told::Waits(asking) => {
                     let name = asking.id.clone();
                     wait(turn, asking).await?;
-                    (format!("the worker at {} asks for {name:?}, which is answered", self.host), Duration::ZERO)
+                    (Trouble::plain(format!("{WORKER} asks for {name:?}, which is answered")), Duration::ZERO)
                 }
-                Told::Broken(problem, asked) => (problem, asked),
+                Told::Broken(trouble, asked) => (trouble, asked),
+                Told::Never(reason, trouble) => return Err(self.fails(turn, reason, &trouble, 1)),
             };
             if attempts >= self.attempts {
-                let times = if attempts > 1 { format!(" (after {attempts} attempts)") } else { String::new() };
-                return Err(Halt::failed(format!("{problem}{times}")));
+                return Err(self.fails(turn, FailReason::AgentFailed, &trouble, attempts));
             }
             attempts += 1;
-            tracing::info!(conversation = %turn.conversation(), turn = %turn.turn(), problem, "a worker is asked again");
+            let (conversation, problem) = (turn.conversation(), trouble.logged);
+            tracing::info!(%conversation, turn = %turn.turn(), host = self.host, problem, "a worker is asked again");
             // Whatever still goes on of the attempt before is stale from here on.
             turn.restart()?;
             let pause = backoff.pause(asked, |below| turn.seams().jitter(below));

@@ -33,7 +33,7 @@ pub(super) struct Outbox {
     limit_bytes: usize,
     worker: Arc<Worker>,
     queue: Mutex<Queue>,
-    /// Wakes the connection's task: the kernel took not all of it, or the outbox was closed.
+    /// Wakes the connection's task: the kernel took not all of it, or there is room to be read for again, or the outbox was closed.
     work: Notify,
     /// Wakes those who wait for room.
     room: Notify,
@@ -186,6 +186,7 @@ impl Outbox {
     /// Writes what waits, until it is all gone or the kernel takes no more.
     pub(super) fn flush(&self) -> Flush {
         let mut queue = self.queue();
+        let was_over = queue.bytes > self.limit_bytes;
         while !queue.frames.is_empty() {
             let mut slices = [IoSlice::new(&[]); GATHER];
             let gathered =
@@ -205,6 +206,10 @@ impl Outbox {
         // Memory of a burst goes back; an idle session holds none.
         queue.frames.shrink_to(0);
         self.room.notify_waiters();
+        if was_over {
+            // The connection's task reads on; it may wait for nothing else.
+            self.work.notify_one();
+        }
         if queue.state == State::Open { Flush::Empty } else { Flush::Done }
     }
 
@@ -213,7 +218,7 @@ impl Outbox {
         self.queue().bytes > self.limit_bytes
     }
 
-    /// Completes when there is something to flush. Cancel safe.
+    /// Completes when there is something to flush, or no more than the bound waits any more. Cancel safe.
     pub(super) async fn work(&self) {
         self.work.notified().await;
     }
@@ -261,5 +266,39 @@ impl Queue {
             written -= front.len();
             self.frames.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The peer's side, and an outbox that lets so many bytes wait.
+    async fn outbox(limit_bytes: usize) -> (TcpStream, Arc<Outbox>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("connects");
+        let (peer, _) = listener.accept().await.expect("it is there");
+        stream.writable().await.expect("it is connected");
+        let gateway = crate::testing::gateway(&crate::config::Config::default());
+        let worker = Arc::clone(gateway.hubs().workers().pin());
+        (peer, Arc::new(Outbox::new(Arc::new(stream), limit_bytes, worker)))
+    }
+
+    /// The connection's task saw that too much waits, and waits for the outbox alone: whoever writes all of it wakes it, or the
+    /// client is never read again.
+    #[tokio::test]
+    async fn whoever_writes_what_was_too_much_has_the_client_read_again() {
+        let (_peer, outbox) = outbox(1_024).await;
+        outbox.answer(Bytes::from_static(&[b'x'; 100]));
+        outbox.write();
+        assert!(outbox.work().now_or_never().is_none(), "it was read all the time");
+        outbox.answer(Bytes::from_static(&[b'x'; 2_000]));
+        assert!(outbox.is_over());
+        outbox.write();
+        assert!(!outbox.is_over());
+        assert!(outbox.work().now_or_never().is_some());
     }
 }

@@ -25,6 +25,7 @@ impl Hub {
 
     pub(super) async fn followed(&mut self, follow: Follow) {
         self.seeking = None;
+        self.is_nowhere = false;
         let Follow { epoch, log, position, snapshot, frames, reports, .. } = follow;
         self.heard = self.shared.node.seams.now();
         let known = self.at.take();
@@ -57,7 +58,8 @@ impl Hub {
 
     pub(super) fn not_followed(&mut self, refusal: &Refusal) {
         self.seeking = None;
-        if refusal.code == Code::NotFound {
+        self.is_nowhere = refusal.code == Code::NotFound;
+        if self.is_nowhere {
             for waiting in self.waiting.drain(..) {
                 let _ = waiting.answer.send(Err(refusal.clone()));
             }

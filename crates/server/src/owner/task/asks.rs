@@ -9,6 +9,7 @@ use conch_core::sequencer::key_reused;
 use conch_core::turn::NotDone;
 use conch_core::turn::cancel::{Cancel, OfferedStep, Regenerate, Resolve, TurnAsk};
 use conch_core::turn::journal;
+use conch_core::turn::replaced;
 use conch_store::{Landed, Store};
 
 use super::*;
@@ -148,12 +149,26 @@ impl Log<'_> {
         if let Some(there) = end.filter(|there| there.body_hash == draft.body_hash) {
             return Ok(Ok(vec![lookup::duplicate(there)]));
         }
+        let before = journal::cancelled(&cancel.before_it_runs_again());
+        if let Some(there) = end.filter(|there| there.body_hash == before.body_hash)
+            && self.is_run_that_never_began(turn).await?
+        {
+            return Ok(Ok(vec![lookup::duplicate(there)]));
+        }
         if end.is_none() {
             end = self.find(&Subject::system(journal::SUPERSEDE_SENDER), &draft.client_msg_id).await?;
         }
         let Some(there) = end else { return self.no_turn(turn).await.map(Err) };
         let kind = self.kind_at(there.seq).await?.map_or("its end", RecordKind::as_str);
         Ok(Err(Refusal::new(Code::Conflict, format!("turn: {turn} has ended by {kind}, seq {}", there.seq))))
+    }
+
+    /// Was it to run another turn again, and has no start?
+    async fn is_run_that_never_began(&self, turn: Seq) -> Result<bool, StoreError> {
+        let input = lookup::record_at(self.store, self.conversation, turn).await?;
+        let runs_again = input.as_ref().and_then(replaced::runs_again).is_some();
+        let start = self.find(&Subject::system(journal::START_SENDER), &lookup::key_of(turn)).await?;
+        Ok(runs_again && start.is_none())
     }
 
     async fn resolved(&self, resolve: &Resolve) -> Result<Answer, StoreError> {

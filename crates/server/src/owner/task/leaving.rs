@@ -123,7 +123,11 @@ impl Owner {
                 Command::Append { reply, .. } | Command::RunnerAppend { reply, .. } | Command::Turn { reply, .. } => {
                     reply(Err(moved()));
                 }
-                Command::RunnerGone { .. } | Command::Live(_) | Command::SetUp { .. } | Command::Report(..) => {}
+                Command::RunnerGone { .. }
+                | Command::Live(_)
+                | Command::AgentIsNowhere { .. }
+                | Command::SetUp { .. }
+                | Command::Report(..) => {}
                 Command::Join { reply, .. } => drop(reply.send(Err(moved()))),
                 Command::Present { reply } => drop(reply.send(None)),
                 Command::Follow { reply } => drop(reply.send(Err(moved()))),

@@ -37,12 +37,18 @@ impl Owner {
 
     fn setup(&self, agent: AgentName, settings: &Settings) -> Setup {
         let time = self.charge.agents.limits(&agent).turn_time;
-        Setup { agent, time, second_message: settings.second_message(), merge: settings.merge_time() }
+        let agent_is = self.where_is(&agent);
+        Setup { agent, time, second_message: settings.second_message(), merge: settings.merge_time(), agent_is }
     }
 
     /// Runs turns as it was read, unless what is known was read later.
     pub(super) fn set_up(&mut self, read: SetUp) {
         self.charge.tenure.set_up(read);
+        self.set_up_anew();
+    }
+
+    /// Runs turns as is known now.
+    pub(super) fn set_up_anew(&mut self) {
         let Tenure { agent: Some(agent), settings, .. } = &self.charge.tenure else { return };
         let setup = self.setup(agent.clone(), settings);
         if let Some(turns) = &mut self.turns {
@@ -129,6 +135,7 @@ impl Owner {
             self.report(&broken);
             self.halted = true;
         }
+        self.seek_agent();
     }
 
     pub(super) fn perform_turn_actions(&mut self) {
@@ -191,6 +198,7 @@ impl Owner {
             conversation: self.charge.tenure.conversation.clone(),
             node: Arc::clone(&self.charge.node),
             commands: self.commands.clone(),
+            nowhere: self.turns.as_ref().map(|turns| turns.sought.nowhere.subscribe()),
         }
     }
 

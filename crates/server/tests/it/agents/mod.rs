@@ -2,6 +2,8 @@
 
 mod gardener;
 mod model;
+mod rollout;
+mod shown;
 mod tools;
 mod worker;
 
@@ -15,7 +17,7 @@ use crate::harness::{Client, Node, until};
 const WORKER_SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// Adds an agent named `helper`, as a file would say it.
-fn helper(config: &mut Config, settings: &str) {
+pub(crate) fn helper(config: &mut Config, settings: &str) {
     let mut agent: Agent = toml::from_str(settings).unwrap_or_else(|error| panic!("{error}: {settings}"));
     if agent.secret_env.is_some() {
         agent.secret_env = Some(FromEnv::with_value("WORKER_SECRET", Secret::new(WORKER_SECRET)));

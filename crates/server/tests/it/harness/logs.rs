@@ -1,4 +1,4 @@
-//! What the nodes of this process log: the lines that could hold a token.
+//! What the nodes of this process log: the lines that could hold a token, and those of agents in trouble.
 
 use std::io;
 use std::sync::{Mutex, Once, PoisonError};
@@ -12,6 +12,8 @@ static INSTALLED: Once = Once::new();
 const LINES_MAX: usize = 100_000;
 /// How every JSON Web Token begins.
 const TOKEN_START: &str = "eyJ";
+/// What is said where a call of an agent fails.
+const TROUBLES: [&str; 2] = ["fails its turn", "a call to a tool has no result"];
 
 /// Logs everything of Conch's, down to `trace`, from now on.
 pub(crate) fn capture() {
@@ -23,7 +25,7 @@ pub(crate) fn capture() {
     });
 }
 
-/// The lines so far that hold a token, or say that they would have.
+/// The lines so far that hold a token, or say that they would have; and those of agents in trouble.
 pub(crate) fn captured_logs() -> Vec<String> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -41,7 +43,7 @@ impl io::Write for Capture {
     /// The formatter writes one line at a time.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let line = String::from_utf8_lossy(bytes);
-        if line.contains(TOKEN_START) || line.contains("REDACTED") {
+        if [TOKEN_START, "REDACTED"].into_iter().chain(TROUBLES).any(|part| line.contains(part)) {
             let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
             if lines.len() < LINES_MAX {
                 lines.push(line.into_owned());

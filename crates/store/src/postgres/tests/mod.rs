@@ -10,6 +10,7 @@ mod lifelines;
 mod mutants;
 mod outage;
 mod ownership;
+mod pages;
 mod poolers;
 mod proxy;
 pub(crate) mod rig;

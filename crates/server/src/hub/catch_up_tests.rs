@@ -12,7 +12,7 @@ use crate::testing::{self, hit, hits};
 
 /// Takes everything, and tells how many events of each name.
 #[derive(Default)]
-struct Counting(Mutex<BTreeMap<String, usize>>);
+pub(super) struct Counting(Mutex<BTreeMap<String, usize>>);
 
 impl sink::FrameSink for Counting {
     fn push(&self, frame: &Arc<crate::frame::Frame>) -> sink::Push {

@@ -250,7 +250,6 @@ impl Hub {
             biased;
             frame = frame => Wake::Frame(frame),
             result = followed => Wake::Followed(result),
-            // These come seldom, or for each session once. Commands come as fast as clients want, and would keep them waiting.
             () = &mut self.tick => Wake::Tick,
             () = presence_due => Wake::PresenceDue,
             () = &mut self.members_due => Wake::MembersDue,

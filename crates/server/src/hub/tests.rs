@@ -1,5 +1,6 @@
 //! Limits of a gateway's hubs, and who may stay.
 
+use super::catch_up_tests::Counting;
 use super::*;
 use crate::config::Config;
 use crate::rules::{Rule, Rules};

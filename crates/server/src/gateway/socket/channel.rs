@@ -93,11 +93,6 @@ impl Channel {
         matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joining)
     }
 
-    /// Whether its join has yet to say what came of it.
-    pub(super) fn is_on_its_way(&self) -> bool {
-        matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Joining | Stage::Answered(_))
-    }
-
     pub(super) fn has_left(&self) -> bool {
         matches!(*self.stage.lock().expect("no holder of the stage panics"), Stage::Left)
     }

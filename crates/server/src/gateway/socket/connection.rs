@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use conch_core::refusal::{Code, Refusal, Retry};
+use conch_core::refusal::{Code, Refusal};
 use conch_core::wire::phoenix::{self, ClientFrame, Status, Topic};
 use conch_core::wire::websocket::{self, CloseCode, Incoming, Reader, Side};
 use tokio::io::Interest;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::channel::{Channel, ChannelSink, Membership, Sending};
 use super::outbox::{Flush, Outbox};
-use super::pushes::{JoinUnderWay, Lane, Pushes};
+use super::pushes::{Joining, Lane, Pushes};
 use crate::auth::grants::{Permission, Principal};
 use crate::gateway::errors::{IntoRefusal, channel_error};
 use crate::gateway::input::from_json;
@@ -363,8 +363,16 @@ impl Connection {
         let payload: JoinPayload = from_json(frame.payload.get())?;
         self.leave(&frame.topic);
         self.channels.retain(|joined| !joined.channel.has_left());
-        self.has_room_for_a_topic()?;
+        let limit = self.gateway.limits().topics_per_socket;
+        if self.channels.len() >= limit {
+            let detail = format!("topic: at most {limit} may be joined on one socket");
+            self.gateway.node().metrics.limit_hit(Queue::Topics);
+            return Err(Refusal::new(Code::UnprocessableRequest, detail));
+        }
         self.gateway.take_join_rate(&self.principal)?;
+        // A topic that is joined again and again has no more of them than there may be topics.
+        let joining = Joining::begin(&self.under_way, limit)
+            .inspect_err(|_| self.gateway.node().metrics.limit_hit(Queue::Topics))?;
         let conversation = match topic {
             Topic::Conversation(id) => Some(id.into()),
             Topic::Me => None,
@@ -377,34 +385,11 @@ impl Connection {
         self.channels.push(Joined::new(Arc::clone(&channel)));
         let reference: Option<Arc<str>> = frame.reference.as_deref().map(Into::into);
         let (gateway, principal) = (self.gateway.clone(), Arc::clone(&self.principal));
-        let under_way = JoinUnderWay::begin(&self.under_way);
-        tokio::spawn(join_task(gateway, principal, channel, reference, payload, under_way));
-        Ok(())
-    }
-
-    /// Joins of topics that were left before they were joined take room until they have ended: else one topic that is joined again
-    /// and again while its owner is away would take all of the node's.
-    fn has_room_for_a_topic(&self) -> Result<(), Refusal> {
-        let limit = self.gateway.limits().topics_per_socket;
-        let refused = |refusal| {
-            self.gateway.node().metrics.limit_hit(Queue::Topics);
-            Err(refusal)
-        };
-        if self.channels.len() >= limit {
-            let detail = format!("topic: at most {limit} may be joined on one socket");
-            return refused(Refusal::new(Code::UnprocessableRequest, detail));
-        }
-        let joins = self.under_way.joins();
-        if self.channels.len() + joins < limit {
-            return Ok(());
-        }
-        let awaited = self.channels.iter().filter(|joined| joined.channel.is_on_its_way()).count();
-        if self.channels.len() + joins.saturating_sub(awaited) >= limit {
-            let detail = format!(
-                "topic: at most {limit} may be joined on one socket, and joins of topics that were left are under way"
-            );
-            return refused(Refusal::retry(Code::Overloaded, detail, Retry { after_ms: 1_000, budget_ms: 20_000 }));
-        }
+        let task = join_task(gateway, principal, channel, reference, payload);
+        tokio::spawn(async move {
+            task.await;
+            drop(joining);
+        });
         Ok(())
     }
 }
@@ -423,7 +408,6 @@ async fn join_task(
     channel: Arc<Channel>,
     reference: Option<Arc<str>>,
     payload: JoinPayload,
-    under_way: JoinUnderWay,
 ) {
     let sink = ChannelSink {
         outbox: Arc::clone(&channel.outbox),
@@ -440,8 +424,6 @@ async fn join_task(
             Ok((Membership::Me(gateway.people().join(principal.sub.clone(), Arc::new(sink))), Sending::Allowed))
         }
     };
-    // Before the channel stands as joined or left, so that no join is counted twice.
-    drop(under_way);
     match result {
         Ok((membership, sending)) => {
             channel.joined(membership, sending);

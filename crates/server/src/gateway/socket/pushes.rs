@@ -103,20 +103,16 @@ struct Answer {
 /// The pushes of a socket that are under way, and its joins.
 pub(super) struct Pushes {
     count: AtomicUsize,
-    joins: AtomicUsize,
     fewer: Notify,
+    joins: AtomicUsize,
     /// A page of history is large: one at a time.
     history: Semaphore,
 }
 
 impl Default for Pushes {
     fn default() -> Self {
-        Self {
-            count: AtomicUsize::new(0),
-            joins: AtomicUsize::new(0),
-            fewer: Notify::new(),
-            history: Semaphore::new(1),
-        }
+        let (count, joins) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { count, fewer: Notify::new(), joins, history: Semaphore::new(1) }
     }
 }
 
@@ -126,27 +122,6 @@ impl Pushes {
         while self.count.load(Ordering::Acquire) > 0 {
             self.fewer.notified().await;
         }
-    }
-
-    /// Joins under way, also of topics that were left meanwhile.
-    pub(super) fn joins(&self) -> usize {
-        self.joins.load(Ordering::Relaxed)
-    }
-}
-
-/// A join that is under way for as long as this lives.
-pub(super) struct JoinUnderWay(Arc<Pushes>);
-
-impl JoinUnderWay {
-    pub(super) fn begin(pushes: &Arc<Pushes>) -> Self {
-        pushes.joins.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(pushes))
-    }
-}
-
-impl Drop for JoinUnderWay {
-    fn drop(&mut self) {
-        self.0.joins.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -171,6 +146,31 @@ impl Drop for UnderWay {
         if self.0.count.fetch_sub(1, Ordering::Release) == 1 {
             self.0.fewer.notify_one();
         }
+    }
+}
+
+/// A join under way; counted until its task ends, also if the client has left or joined anew by then.
+pub(super) struct Joining(Arc<Pushes>);
+
+impl Joining {
+    /// # Errors
+    /// `overloaded` when so many are under way already.
+    pub(super) fn begin(pushes: &Arc<Pushes>, limit: usize) -> Result<Self, Refusal> {
+        let before = pushes.joins.fetch_add(1, Ordering::Relaxed);
+        // Made first, so that a refusal counts down again.
+        let joining = Self(Arc::clone(pushes));
+        if before >= limit {
+            let retry = Retry { after_ms: 1_000, budget_ms: 20_000 };
+            let detail = format!("topic: at most {limit} joins of one socket may be under way");
+            return Err(Refusal::retry(Code::Overloaded, detail, retry));
+        }
+        Ok(joining)
+    }
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        self.0.joins.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

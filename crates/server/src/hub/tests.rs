@@ -98,7 +98,7 @@ async fn who_is_no_member_any_more_is_cut_off_in_time() {
 }
 
 fn joins(sub: &str) -> Join {
-    let sink = Arc::new(Ending::default());
+    let sink = Arc::new(Counting::default());
     Join { sink, sub: sub.parse().expect("valid"), name: None, after: None, log: None }
 }
 

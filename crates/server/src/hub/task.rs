@@ -79,6 +79,7 @@ struct Waiting {
     id: SessionId,
     join: Join,
     right: Right,
+    asked: Monotonic,
     answer: oneshot::Sender<Result<(), Refusal>>,
     deadline: Monotonic,
 }
@@ -127,6 +128,8 @@ struct Hub {
     reach: Reach,
     tick: BoxFuture<'static, ()>,
     last_session: Monotonic,
+    /// When the last look at the store's head began that succeeded.
+    looked_at_head: Option<Monotonic>,
     /// The last look for the owner found that there is no such conversation.
     is_nowhere: bool,
 }
@@ -176,6 +179,7 @@ impl Hub {
             reach: Reach::default(),
             tick: shared.node.seams.sleep(TICK),
             last_session: now,
+            looked_at_head: None,
             is_nowhere: false,
             hubs,
             shared,

@@ -6,9 +6,9 @@ use crate::rules::Rule;
 impl Hub {
     pub(super) async fn command(&mut self, command: Command) {
         match command {
-            Command::Join { id, join, right, answer } => {
+            Command::Join { id, join, right, asked, answer } => {
                 let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
-                let waiting = Waiting { id, join, right, answer, deadline };
+                let waiting = Waiting { id, join, right, asked, answer, deadline };
                 match self.follow {
                     Some(_) => self.join(waiting).await,
                     None => self.waiting.push(waiting),
@@ -28,9 +28,9 @@ impl Hub {
     }
 
     pub(super) async fn join(&mut self, waiting: Waiting) {
-        let Waiting { id, join, right, answer, .. } = waiting;
+        let Waiting { id, join, right, asked, answer, .. } = waiting;
         if join.after.is_some_and(|after| self.at.as_ref().is_some_and(|at| after > at.seq)) {
-            self.reach_the_head().await;
+            self.reach_the_head(asked).await;
         }
         let Some(at) = &self.at else { return drop(answer.send(Err(unavailable()))) };
         let head = at.seq;
@@ -62,13 +62,20 @@ impl Hub {
         }
     }
 
-    /// A session that caught up from the store may have seen a record that this hub has not been sent yet.
-    async fn reach_the_head(&mut self) {
+    /// A session that caught up from the store may have seen a record that this hub has not been sent yet. A look that began
+    /// after it asked shows all that it can have seen: however many ask, who waited for a look needs none of their own.
+    async fn reach_the_head(&mut self, asked: Monotonic) {
+        if self.looked_at_head.is_some_and(|looked| looked > asked) {
+            return;
+        }
+        let began = self.shared.node.seams.now();
         let conversation = self.conversation.clone();
         let query = RangeQuery { conversation, direction: Direction::Latest, limit: 1, kinds: Vec::new() };
         // When the store does not answer, the position is judged by what this hub knows.
-        if let Ok(Some(page)) = self.shared.node.store.range(&query).await {
-            self.fill_to(page.head_seq).await;
+        if let Ok(Some(page)) = self.shared.node.store.range(&query).await
+            && self.fill_to(page.head_seq).await
+        {
+            self.looked_at_head = Some(began);
         }
     }
 

@@ -22,6 +22,7 @@ use conch_core::coalesce::CoalesceLimits;
 use conch_core::ids::{ConvKey, ConvRef, Seq, Subject};
 use conch_core::refusal::{Code, Refusal, Retry};
 use conch_core::shed::Rung;
+use conch_core::time::Monotonic;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -130,6 +131,8 @@ pub(crate) enum Command {
         id: SessionId,
         join: Join,
         right: Right,
+        /// When it was asked.
+        asked: Monotonic,
         answer: oneshot::Sender<Result<(), Refusal>>,
     },
     Attach {
@@ -320,7 +323,8 @@ impl Hubs {
         let session = self.enter(conversation)?;
         let id = session.id;
         let (answer, joined) = oneshot::channel();
-        self.ask(&session.hub, Command::Join { id, join, right, answer }).await?;
+        let asked = self.shared.node.seams.now();
+        self.ask(&session.hub, Command::Join { id, join, right, asked, answer }).await?;
         match joined.await {
             Ok(Ok(())) => Ok(session),
             Ok(Err(refusal)) => Err(refusal),

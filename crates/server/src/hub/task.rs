@@ -85,6 +85,7 @@ struct Waiting {
     id: SessionId,
     join: Join,
     right: Right,
+    asked: Monotonic,
     answer: oneshot::Sender<Result<(), Refusal>>,
     deadline: Monotonic,
     heard: Heard,

@@ -1,5 +1,8 @@
 //! Limits of a gateway's hubs, and who may stay.
 
+use conch_store::faulty::{Call, Fault, FaultPlan, FaultyStore};
+use conch_store::memory::MemoryStore;
+
 use super::catch_up_tests::Counting;
 use super::*;
 use crate::config::Config;
@@ -164,4 +167,41 @@ async fn hubs_left(rules: &[Rule]) -> i64 {
 async fn who_asks_for_what_there_is_not_leaves_no_hub_behind() {
     assert_eq!(hubs_left(&[]).await, 0);
     assert_eq!(hubs_left(&[Rule::NowhereEndsAtOnce]).await, 1);
+}
+
+/// Counts reads of ranges.
+#[derive(Default)]
+struct Ranges(std::sync::atomic::AtomicUsize);
+
+impl FaultPlan for Ranges {
+    fn next(&self, call: Call) -> Fault {
+        if call == Call::Range {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+        Fault::None
+    }
+}
+
+/// A storm of positions beyond the head would otherwise hold up everybody who watches, a read of the store for each.
+#[tokio::test]
+async fn who_waits_for_a_look_at_the_head_needs_none_of_their_own() {
+    let config = Config::default();
+    let ranges = Arc::new(Ranges::default());
+    let plan = Arc::clone(&ranges) as Arc<dyn FaultPlan>;
+    let store = FaultyStore::new(Arc::new(MemoryStore::new("test", Arc::new(|| 0))), plan, Arc::new(|_| {}));
+    let node = testing::node(&config, Arc::new(store));
+    let _lease = crate::cluster::heartbeat::start(&node, String::new()).await.expect("registered");
+    let conversation = testing::channel(&node, "c").await;
+    let hubs = Hubs::new(Arc::clone(&node), testing::router(&node), config.hub_limits());
+    let _stays = hubs.join(&conversation, joins("alice")).await.expect("joined");
+    let read = || ranges.0.load(std::sync::atomic::Ordering::SeqCst);
+    let before = read();
+    let beyond =
+        (0..100).map(|number| hubs.join(&conversation, Join { after: Some(Seq(999 + number)), ..joins("bob") }));
+    for joined in futures_util::future::join_all(beyond).await {
+        joined.expect("told to begin anew");
+    }
+    assert_eq!(read() - before, 1);
+    hubs.join(&conversation, Join { after: Some(Seq(999)), ..joins("bob") }).await.expect("joined");
+    assert_eq!(read() - before, 2, "who asks later may have seen more");
 }

@@ -31,6 +31,10 @@ pub(super) struct Judging {
     asked: Option<BoxFuture<'static, Judged>>,
     /// Questions that were asked.
     count: u64,
+    /// When the question began that is asked, or was asked last.
+    began: Monotonic,
+    /// When the last look at the head began that succeeded. It shows all that those can have seen who asked before it.
+    looked_at_head: Option<Monotonic>,
 }
 
 /// What a join has heard of the store.
@@ -74,7 +78,8 @@ impl Hub {
             return None;
         }
         if after > at.seq {
-            return (!waiting.heard.head).then_some(Doubt::Head);
+            let is_looked_at = self.judging.looked_at_head.is_some_and(|looked| looked > waiting.asked);
+            return (!waiting.heard.head && !is_looked_at).then_some(Doubt::Head);
         }
         let (log, head) = (at.address.log.clone(), at.seq);
         let is_known =
@@ -85,6 +90,7 @@ impl Hub {
     fn ask(&mut self, doubt: Doubt) {
         let Some(log) = self.at.as_ref().map(|at| at.address.log.clone()) else { return };
         self.judging.count += 1;
+        self.judging.began = self.shared.node.seams.now();
         let (shared, conversation) = (Arc::clone(&self.shared), self.conversation.clone());
         self.judging.asked = Some(Box::pin(async move {
             let store = &shared.node.store;
@@ -110,7 +116,11 @@ impl Hub {
         if self.at.as_ref().is_some_and(|at| at.address.log == log) {
             self.mark(doubt);
             match (doubt, number) {
-                (Doubt::Head, Some(head)) => drop(self.fill_to(Seq(head)).await),
+                (Doubt::Head, Some(head)) => {
+                    if self.fill_to(Seq(head)).await {
+                        self.judging.looked_at_head = Some(self.judging.began);
+                    }
+                }
                 (Doubt::Distance { after, head }, Some(records)) => {
                     self.reach.note(after, head, records, self.reach_limit());
                 }

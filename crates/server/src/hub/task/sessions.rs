@@ -6,9 +6,9 @@ use crate::rules::Rule;
 impl Hub {
     pub(super) fn command(&mut self, command: Command) {
         match command {
-            Command::Join { id, join, right, answer } => {
+            Command::Join { id, join, right, asked, answer } => {
                 let deadline = self.shared.node.seams.now() + self.shared.limits.join_wait;
-                let waiting = Waiting { id, join, right, answer, deadline, heard: Heard::default() };
+                let waiting = Waiting { id, join, right, asked, answer, deadline, heard: Heard::default() };
                 match self.follow {
                     Some(_) => self.join(waiting),
                     None => self.waiting.push(waiting),

@@ -288,7 +288,8 @@ mod tests {
         assert!(counted(&nested(DEPTH_MAX)).is_ok());
         assert_eq!(counted(&nested(DEPTH_MAX + 1)), Err(Unbounded::TooDeep));
         // Far deeper than what is counted first: found again, deeper than it was.
-        let again = json!({ "$defs": { "deep": nested(40) }, "not": { "not": { "allOf": [{ "$ref": "#/$defs/deep" }] } } });
+        let again =
+            json!({ "$defs": { "deep": nested(40) }, "not": { "not": { "allOf": [{ "$ref": "#/$defs/deep" }] } } });
         assert!(counted(&again).is_ok());
         let deeper = (0..30).fold(json!({ "$ref": "#/$defs/deep" }), |inner, _| json!({ "not": inner }));
         assert_eq!(counted(&json!({ "$defs": { "deep": nested(40) }, "not": deeper })), Err(Unbounded::TooDeep));
@@ -314,14 +315,18 @@ mod tests {
             (json!({ "unevaluatedProperties": false }), Unbounded::Unsupported("unevaluatedProperties")),
             (json!({ "unevaluatedItems": {} }), Unbounded::Unsupported("unevaluatedItems")),
             (json!({ "a": { "$id": "https://schemas.example/" } }), Unbounded::NotAtTheTop("$id")),
-            (json!({ "a": { "$schema": "https://json-schema.org/draft-07/schema" } }), Unbounded::NotAtTheTop("$schema")),
+            (
+                json!({ "a": { "$schema": "https://json-schema.org/draft-07/schema" } }),
+                Unbounded::NotAtTheTop("$schema"),
+            ),
             (json!({ "$schema": "http://json-schema.org/draft-04/schema#" }), Unbounded::Dialect),
             (json!({ "pattern": "bad" }), Unbounded::Pattern("no".to_owned())),
             (json!({ "patternProperties": { "bad": {} } }), Unbounded::Pattern("no".to_owned())),
         ] {
             assert_eq!(counted(&schema), Err(problem), "{schema}");
         }
-        let properties = json!({ "$id": "https://schemas.example/", "properties": { "$ref": {}, "$id": { "type": "null" } } });
+        let properties =
+            json!({ "$id": "https://schemas.example/", "properties": { "$ref": {}, "$id": { "type": "null" } } });
         assert!(counted(&properties).is_ok(), "names of properties are no keywords");
     }
 

@@ -125,6 +125,13 @@ async fn a_worker_that_breaks_the_contract_ends_its_turn_with_a_record_that_says
         (
             200,
             String::new(),
+            vec![json!({ "type": "await", "id": "a", "schema": { "items": { "$ref": "#" } } }).to_string() + "\n"],
+            "agent_failed",
+            "schema: $ref \"#\" must not lead back to itself",
+        ),
+        (
+            200,
+            String::new(),
             vec![json!({ "type": "await", "id": "a/b" }).to_string() + "\n"],
             "agent_failed",
             "await: step: ",

@@ -25,6 +25,7 @@ pub mod presence;
 pub mod record;
 pub mod refusal;
 pub mod ring;
+pub mod schema;
 pub mod sequencer;
 pub mod shed;
 pub mod time;

@@ -411,6 +411,10 @@ fn an_agents_settings_are_checked_by_its_kind_and_named() {
         (tool("parameters = '{'"), "agents.a.tools: \"t\": parameters: is not JSON: "),
         (tool("parameters = 7"), "agents.a.tools: \"t\": parameters: must be a table, or JSON as text"),
         (tool("parameters = { type = 'thing' }"), "agents.a.tools: \"t\": parameters: schema/type: "),
+        (
+            tool("parameters = '{\"items\":{\"$ref\":\"#\"}}'"),
+            "agents.a.tools: \"t\": parameters: schema: $ref \"#\" must not lead back to itself",
+        ),
         (tool("headers = { conch-epoch = '1' }"), "agents.a.tools: \"t\": headers.conch-epoch: is set by Conch"),
         (tool("headers = { 'a b' = '1' }"), "agents.a.tools: \"t\": headers.a b: is not a header's name"),
         (

@@ -102,7 +102,7 @@ async fn a_worker_that_breaks_the_contract_ends_its_turn_with_a_record_that_says
     let elsewhere = Fake::start(|_, reply| async move { say(reply, &[json!({ "type": "done" })]).await }).await;
     let location = format!("location: {}\r\n", elsewhere.url("/"));
     let flood = format!("{}\n", " ".repeat(1024 * 1024));
-    let cases: [(u16, String, Vec<String>, &str, &str); 8] = [
+    let cases: [(u16, String, Vec<String>, &str, &str); 9] = [
         (200, String::new(), vec!["<html>".to_owned(), "\n".to_owned()], "agent_failed", ": line 1: is not JSON: "),
         (
             200,
@@ -121,6 +121,13 @@ async fn a_worker_that_breaks_the_contract_ends_its_turn_with_a_record_that_says
             vec![json!({ "type": "await", "id": "a", "schema": { "type": "thing" } }).to_string() + "\n"],
             "agent_failed",
             "schema/type: ",
+        ),
+        (
+            200,
+            String::new(),
+            vec![json!({ "type": "await", "id": "a", "schema": { "items": { "$ref": "#" } } }).to_string() + "\n"],
+            "agent_failed",
+            "schema: $ref \"#\" must not lead back to itself",
         ),
         (
             200,

@@ -11,6 +11,8 @@ pub enum Rule {
     DeathForgets,
     /// A turn of an agent that its node lacks goes to a node that has it.
     AgentIsSought,
+    /// A search for an agent that is not needed any more hands nothing over.
+    SearchesAreCalledOff,
     /// A write is passed on a few times at most.
     HopsEnd,
     /// An owner that makes no progress for a lease loses its conversation.

@@ -29,7 +29,7 @@ use conch_core::turn::Gone;
 use conch_core::turn::cancel::TurnAsk;
 use conch_core::turn::live::LiveEvent;
 use conch_store::{Armed, ConversationInfo};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::bounded;
 use crate::link::Handed;
@@ -88,6 +88,8 @@ pub(crate) enum Patience {
     OnlyIfIdle,
     /// Until then; after that its turn is handed over in its middle.
     Until(Monotonic),
+    /// At once, its turn too, as long as the owner still looks for an agent by this search; else it stays.
+    WhileSought(u64),
 }
 
 /// Counts a node's readings of how conversations' turns are run. Of two, the greater one began later; so it shows every change that
@@ -333,16 +335,25 @@ fn overloaded() -> Refusal {
 pub type OnPublished = Arc<dyn Fn(&ConvRef, Seq) + Send + Sync>;
 
 /// An owner lacks the agent of what it is to do next.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Search {
     pub conversation: ConvRef,
     pub epoch: Epoch,
     pub agent: AgentName,
-    /// Counts those of this owner.
+    /// Counts those of this owner, from 1.
     pub number: u64,
+    /// The number of the search that goes on; 0: none.
+    pub current: watch::Receiver<u64>,
 }
 
-/// Begins a search. It ends with the owner, which is handed over, or with [`Command::AgentIsNowhere`].
+impl Search {
+    /// Whether its owner still needs what is looked for.
+    pub(crate) fn is_current(&self) -> bool {
+        *self.current.borrow() == self.number
+    }
+}
+
+/// Begins a search. It ends with the owner, which is handed over, with [`Command::AgentIsNowhere`], or when it is called off.
 pub(crate) type Seek = Arc<dyn Fn(Search) + Send + Sync>;
 
 /// Told to the router when an owner's task ends.

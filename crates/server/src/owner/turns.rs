@@ -56,11 +56,14 @@ pub(super) struct Turns {
 }
 
 /// An agent that this owner lacks.
+#[derive(Default)]
 pub(super) struct Sought {
     /// Which is looked for.
     pub(super) agent: Option<AgentName>,
     /// How many searches there were.
     pub(super) searches: u64,
+    /// The number of the one that goes on; 0: none.
+    pub(super) current: watch::Sender<u64>,
     /// Which was not found: its turns fail.
     pub(super) nowhere: watch::Sender<Option<AgentName>>,
 }
@@ -121,7 +124,7 @@ impl Turns {
             attempts: (Seq(0), Arc::default()),
             stopping: BTreeSet::new(),
             checkpoint_version,
-            sought: Sought { agent: None, searches: 0, nowhere: watch::Sender::new(None) },
+            sought: Sought::default(),
         })
     }
 

@@ -155,8 +155,7 @@ impl Router {
         let me = Candidate { incarnation: node.me, region: &node.region, intake };
         let regions = if node.rules.hold(Rule::ResidencyIsKept) { info.regions.as_slice() } else { &[] };
         let wish = Wish { regions, home: &info.home };
-        let salt = u64::from_be_bytes(conversation.key.0[..8].try_into().expect("a key has 16 bytes"));
-        match placement::place(me, &others, wish, salt) {
+        match placement::place(me, &others, wish, salt(conversation)) {
             Placement::Here => Ok(None),
             Placement::There(chosen) => {
                 let row = rows.iter().find(|row| row.registration.incarnation == chosen).ok_or_else(moved)?;
@@ -259,4 +258,9 @@ pub(super) fn reachable(row: &NodeRow) -> Result<Peer, Refusal> {
 fn candidate(row: &NodeRow) -> Candidate<'_> {
     let intake = if row.draining { Intake::Draining } else { Intake::Open };
     Candidate { incarnation: row.registration.incarnation, region: &row.registration.region, intake }
+}
+
+/// Spreads conversations over nodes that are equal to them.
+pub(super) fn salt(conversation: &ConvRef) -> u64 {
+    u64::from_be_bytes(conversation.key.0[..8].try_into().expect("a key has 16 bytes"))
 }

@@ -84,6 +84,7 @@ struct Shared {
     hand_overs: Arc<Semaphore>,
     /// Conversations whose reign ended in doubt that are resolved at once.
     looks: Semaphore,
+    takers: seeking::Takers,
     claim_rate: ClaimRate,
     balance: Mutex<balance::Balance>,
     agents: Arc<Agents>,
@@ -139,6 +140,7 @@ impl Router {
             lookups,
             hand_overs,
             looks,
+            takers: seeking::Takers::default(),
             claim_rate,
             balance,
             agents,

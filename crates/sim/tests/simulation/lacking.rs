@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use conch_core::ids::Seq;
+use conch_core::ids::{Epoch, Seq};
 use conch_core::record::{Record, RecordKind};
 use conch_core::turn::cancel::CancelMode;
 use conch_server::rules::Rule;
@@ -103,4 +103,28 @@ fn a_turn_starts_when_a_node_with_its_agent_comes() {
         scene.over().await
     });
     assert_eq!(lines(&log, FIRST), ["turn.started 1", "message 1", "turn.completed 1"]);
+}
+
+/// The epochs of two messages. The turn of the first is cancelled while its agent is looked for, a node that has it comes, and then the second
+/// is said.
+fn epochs_around_a_cancelled_search(removed: Removed) -> Vec<Epoch> {
+    let setting = Setting { late: 1, ..lacking(2, "echo", removed) };
+    play_in(setting, |mut scene| async move {
+        scene.wait(2_000).await;
+        scene.cancel(0, FIRST, CancelMode::Keep).await.expect("it is open");
+        scene.start(1).await;
+        scene.wait(20_000).await;
+        assert!(scene.say(0, "again").await);
+        let log = scene.records().await;
+        log.iter().filter(|record| record.kind == RecordKind::Message).map(|record| record.epoch).take(2).collect()
+    })
+}
+
+#[test]
+fn a_search_that_is_not_needed_any_more_hands_nothing_over() {
+    let epochs = epochs_around_a_cancelled_search(without(&[("node-0", "echo")]));
+    assert_eq!(epochs[0], epochs[1], "its owner kept it");
+    let removed = Removed { routing: vec![Rule::SearchesAreCalledOff], ..without(&[("node-0", "echo")]) };
+    let epochs = epochs_around_a_cancelled_search(removed);
+    assert!(epochs[0] < epochs[1], "the rule is needed");
 }

@@ -19,7 +19,7 @@ fn turns_are_watched_on_another_node_and_rows_are_counted() {
         "--rounds",
         "1",
         "--records",
-        "1500",
+        "10000",
         "--thaws",
         "1",
     ]);
@@ -32,7 +32,8 @@ fn turns_are_watched_on_another_node_and_rows_are_counted() {
     assert!(deltas["delivery"]["count"].as_u64().expect("a count") > 0, "{report}");
     let rows = &report["thaw"]["rows_read"];
     let (long, short) = (rows["long"].as_i64().expect("rows"), rows["short"].as_i64().expect("rows"));
-    assert!(short > 0 && long < 1500, "a checkpoint saves reading the log: {report}");
+    // What is thawed, and the newest 2,000 records of which a turn makes its context, with those between them.
+    assert!(short > 0 && long < 5_000, "a checkpoint saves reading the log: {report}");
     let left = shared_server().url(database.name());
     let schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'conch_bench_%'";
     let mut psql = std::process::Command::new("psql");

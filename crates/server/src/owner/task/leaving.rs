@@ -17,6 +17,13 @@ impl Owner {
             Patience::OnlyIfIdle if in_a_turn => return drop(done.send(None)),
             Patience::OnlyIfIdle => self.charge.node.seams.now(),
             Patience::Until(by) => by,
+            Patience::WhileSought(search) => {
+                let is_sought = self.turns.as_ref().is_some_and(|turns| *turns.sought.current.borrow() == search);
+                if !is_sought && self.charge.node.rules.hold(Rule::SearchesAreCalledOff) {
+                    return drop(done.send(None));
+                }
+                self.charge.node.seams.now()
+            }
         };
         // An earlier one that is still waiting is told that it did not happen.
         self.handing = Some(Handing { to, by, done });

@@ -2,7 +2,8 @@
 //! the other.
 //!
 //! Invariant: nothing of the agent is started or run meanwhile, and the due row stays; either the conversation goes to a node that
-//! has the agent, or, after `limits.agent_wait_ms`, the turn fails with a record that names it. A cancel ends it as any turn.
+//! has the agent, or, after `limits.agent_wait_ms`, the turn fails with a record that names it. A cancel ends it as any turn, and a
+//! search that is not needed any more is called off: it hands nothing over.
 //!
 //! Deliberately absent: who has the agent, which the router asks.
 
@@ -27,6 +28,9 @@ impl Owner {
         let Some(turns) = &mut self.turns else { return };
         let Some(agent) = missing else {
             turns.sought.agent = None;
+            if self.charge.node.rules.hold(Rule::SearchesAreCalledOff) {
+                turns.sought.current.send_replace(0);
+            }
             let was_given_up = turns.sought.nowhere.borrow().is_some();
             if was_given_up {
                 // What comes next is looked after anew.
@@ -41,17 +45,20 @@ impl Owner {
         turns.sought.searches += 1;
         turns.sought.agent = Some(agent.clone());
         let number = turns.sought.searches;
+        turns.sought.current.send_replace(number);
+        let current = turns.sought.current.subscribe();
         if !holds {
             return self.agent_is_nowhere(number);
         }
         let (conversation, epoch) = (self.charge.tenure.conversation.clone(), self.sequencer.epoch());
-        (self.charge.seek)(Search { conversation, epoch, agent, number });
+        (self.charge.seek)(Search { conversation, epoch, agent, number, current });
     }
 
     /// What waits for the agent is to fail.
     pub(super) fn agent_is_nowhere(&mut self, search: u64) {
         let Some(turns) = &mut self.turns else { return };
         if turns.sought.searches == search && turns.sought.agent.is_some() {
+            turns.sought.current.send_replace(0);
             turns.sought.nowhere.send_replace(turns.sought.agent.clone());
             self.set_up_anew();
         }

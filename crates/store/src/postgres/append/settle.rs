@@ -134,9 +134,11 @@ pub(in crate::postgres) async fn originals(
     conversation: ConvKey,
     keys: &[(&Subject, &ClientMsgId)],
 ) -> Result<Vec<Option<Landed>>, CallError> {
+    // The limit keeps the server from joining the keys to all that the conversation has: it looks each one up.
     let sql = "SELECT r.sender, r.client_msg_id, r.seq, r.body_hash, r.epoch, r.at
                FROM unnest($2::text[], $3::text[]) AS k(sender, client_msg_id)
-               JOIN record r ON r.conv_id = $1 AND r.sender = k.sender AND r.client_msg_id = k.client_msg_id";
+               CROSS JOIN LATERAL (SELECT * FROM record r
+                 WHERE r.conv_id = $1 AND r.sender = k.sender AND r.client_msg_id = k.client_msg_id LIMIT 1) r";
     let senders: Vec<&str> = keys.iter().map(|(sender, _)| sender.as_str()).collect();
     let ids: Vec<&str> = keys.iter().map(|(_, id)| id.as_str()).collect();
     let found = session.query(sql, &[&Id::from(conversation), &senders, &ids]).await?;

@@ -12,7 +12,7 @@ use conch_core::ids::{ConversationId, LogId, Seq};
 use conch_core::record::Record;
 use conch_core::wire::{phoenix, sse, websocket};
 
-/// Bytes of a record's JSON besides its body, nearly always; it grows where they do not do.
+/// Bytes of a record's JSON besides its body, nearly always; the buffer grows where there are more.
 const AROUND_A_BODY: usize = 320;
 
 /// Whether a frame may be dropped for a viewer who cannot keep up.

@@ -2,8 +2,8 @@
 //!
 //! Invariant: at most as many as may be remembered, each key once; the oldest is forgotten first.
 //!
-//! Deliberately absent: an index. There are few, and their digests lie side by side: to compare all of them takes less than one
-//! step down a tree.
+//! Deliberately absent: an index. There are few (64 by default, 1,024 at the most), and their digests lie side by side: all of them
+//! are compared.
 
 use std::collections::VecDeque;
 
